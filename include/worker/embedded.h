@@ -1,0 +1,12 @@
+/* Files of this tree that are carried inside the binary (made by worker/embed.py). */
+#ifndef SANDPIPER_WORKER_EMBEDDED_H
+#define SANDPIPER_WORKER_EMBEDDED_H
+
+#include <stddef.h>
+
+extern const char embedded_local_host_py[]; /* worker/drivers/local/host.py, NUL-terminated */
+extern const size_t embedded_local_host_py_len;
+extern const char embedded_prepare_py[]; /* worker/drivers/kernel/prepare.py, NUL-terminated */
+extern const size_t embedded_prepare_py_len;
+
+#endif
