@@ -11,6 +11,8 @@ struct buf;
 char *text_percent_encode_set(const char *text, size_t len, const char *set);
 /* Percent-encodes all but RFC 3986 unreserved characters; heap, caller frees. */
 char *text_percent_encode(const char *text, size_t len);
+/* Value of a hexadecimal digit, -1 for anything else. */
+int text_hex_digit(char c);
 /* Decodes %XX; heap, caller frees; NULL on a malformed escape or an encoded NUL. */
 char *text_percent_decode(const char *text, size_t len);
 

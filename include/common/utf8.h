@@ -10,6 +10,11 @@ struct buf;
 /* Strict: no surrogates, no overlong forms, nothing above U+10FFFF. NUL bytes are allowed. */
 bool utf8_valid(const char *text, size_t len);
 
+/* Bytes of the character at text (len > 0), or, with *valid false, of the maximal invalid part there. */
+size_t utf8_step(const char *text, size_t len, bool *valid);
+/* How many bytes from the start are ASCII. */
+size_t utf8_ascii_run(const char *text, size_t len);
+
 /* The largest n <= max such that text[0..n) does not end inside a character. text must be valid. */
 size_t utf8_cut(const char *text, size_t len, size_t max);
 /* The smallest start >= from that is a character boundary (for keeping a tail). */
