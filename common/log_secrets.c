@@ -1,4 +1,4 @@
-/* Known secrets, and texts with every spelling of them replaced: verbatim, percent-encoded, JSON-escaped. */
+/* Known secrets; replaces them in texts, also where percent-encoded or JSON-escaped. */
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/text.h"

@@ -169,7 +169,7 @@ void text_uuid(char out[37])
 {
     unsigned char b[16];
 
-    /* Up to 256 bytes come whole once the pool is ready; a signal may only interrupt before that. */
+    /* Up to 256 bytes are whole once the pool is ready; a signal interrupts only before that. */
     while (getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
         if (errno != EINTR)
             abort();

@@ -1,0 +1,138 @@
+/* The table of settings: the only place that knows their names, types, defaults and sources. */
+#include "common/settings.h"
+
+#include <assert.h>
+
+#define ENVIRONMENT SETTING_SOURCE_ENVIRONMENT
+#define RUNTIME     SETTING_SOURCE_RUNTIME
+
+#define KIB    1024LL
+#define MIB    (1024 * KIB)
+#define GIB    (1024 * MIB)
+#define MINUTE 60000LL
+#define HOUR   (60 * MINUTE)
+#define DAY    (24 * HOUR)
+
+#define STRING(name_, source_, default_, help_)                                                    \
+    {                                                                                              \
+        .name = name_, .type = SETTING_TYPE_STRING, .source = source_, .fallback = default_,       \
+        .help = help_                                                                              \
+    }
+#define SECRET(name_, source_, default_, help_)                                                    \
+    {                                                                                              \
+        .name = name_, .type = SETTING_TYPE_STRING, .source = source_, .secret = true,             \
+        .fallback = default_, .help = help_                                                        \
+    }
+#define INT(name_, source_, default_, min_, max_, unit_, help_)                                    \
+    {                                                                                              \
+        .name = name_, .type = SETTING_TYPE_INT, .source = source_, .fallback = default_,          \
+        .min = min_, .max = max_, .unit = unit_, .help = help_                                     \
+    }
+#define BOOL(name_, source_, default_, help_)                                                      \
+    {                                                                                              \
+        .name = name_, .type = SETTING_TYPE_BOOL, .source = source_, .fallback = default_,         \
+        .help = help_                                                                              \
+    }
+#define ENUM(name_, source_, default_, values_, help_)                                             \
+    {                                                                                              \
+        .name = name_, .type = SETTING_TYPE_ENUM, .source = source_, .fallback = default_,         \
+        .values = values_, .help = help_                                                           \
+    }
+
+/* clang-format off */
+static const struct setting_row rows[SETTING_COUNT] = {
+    [SETTING_REDIS_URL] = SECRET("REDIS_URL", ENVIRONMENT, "redis://127.0.0.1:6379",
+        "Redis of the queue: redis://[user][:password@]host[:port][/db], rediss://, unix:///path"),
+    [SETTING_REDIS_QUEUE_URL] = SECRET("REDIS_QUEUE_URL", ENVIRONMENT, "",
+        "Redis of the queue where it is not the one of REDIS_URL; has precedence"),
+    [SETTING_NODE_ENV] = STRING("NODE_ENV", ENVIRONMENT, "",
+        "development makes LOCAL the default type and allows it without isolation"),
+    [SETTING_QUEUE_PREFIX] = STRING("QUEUE_PREFIX", ENVIRONMENT, "bull",
+        "First part of every key; {bull} puts a queue on one slot of a Redis Cluster"),
+    [SETTING_QUEUE_NAME] = STRING("QUEUE_NAME", ENVIRONMENT, "code-interpreter",
+        "Name of the queue, without colon"),
+    [SETTING_WORKER_NAME] = STRING("WORKER_NAME", ENVIRONMENT, "",
+        "Name of this replica in dashboards and logs; unset: host name and process id"),
+    [SETTING_WORKER_CONCURRENCY] = INT("WORKER_CONCURRENCY", ENVIRONMENT, "0", 0, 10000, "",
+        "Jobs run at a time; 0: 100 for E2B, from cores and memory for LOCAL"),
+    [SETTING_LOCK_DURATION_MS] = INT("LOCK_DURATION_MS", ENVIRONMENT, "15000", 1000, HOUR, "ms",
+        "Life of a job's lock; a killed worker's jobs are taken over after it"),
+    [SETTING_LOCK_RENEW_MS] = INT("LOCK_RENEW_MS", ENVIRONMENT, "5000", 200, HOUR, "ms",
+        "Time between renewals of the locks; at most half of LOCK_DURATION_MS"),
+    [SETTING_STALLED_INTERVAL_MS] = INT("STALLED_INTERVAL_MS", ENVIRONMENT, "5000", 200, HOUR, "ms",
+        "Time between passes that look for jobs of dead workers and stuck threads"),
+    [SETTING_MAX_STALLED_COUNT] = INT("MAX_STALLED_COUNT", ENVIRONMENT, "1", 0, 1000, "",
+        "How often a job may be taken from a dead worker before its start until it fails"),
+    [SETTING_DRAIN_DELAY_MS] = INT("DRAIN_DELAY_MS", ENVIRONMENT, "5000", 100, 10 * MINUTE, "ms",
+        "Longest wait for a job in one blocking call"),
+    [SETTING_DRAIN_TIMEOUT_MS] = INT("DRAIN_TIMEOUT_MS", ENVIRONMENT, "25000", 0, DAY, "ms",
+        "After SIGTERM: how long runs may go on before they are interrupted"),
+    [SETTING_MARK_WAIT_REPLICAS] = INT("MARK_WAIT_REPLICAS", ENVIRONMENT, "0", 0, 16, "",
+        "Redis replicas that must have a run's mark before its code is delivered; 0: no WAIT"),
+    [SETTING_MARK_WAIT_TIMEOUT_MS] = INT("MARK_WAIT_TIMEOUT_MS", ENVIRONMENT, "1000", 1, MINUTE,
+        "ms", "How long to wait for MARK_WAIT_REPLICAS"),
+    [SETTING_STREAM_INTAKE] = BOOL("STREAM_INTAKE", ENVIRONMENT, "true",
+        "Take jobs from the Redis Stream too"),
+    [SETTING_JOB_DATA_MAX_BYTES] = INT("JOB_DATA_MAX_BYTES", ENVIRONMENT, "1048576", 1024,
+        64 * MIB, "bytes", "Largest data of a job; a larger one fails unread"),
+    [SETTING_REPLY_MAX_BYTES] = INT("REPLY_MAX_BYTES", RUNTIME, "4194304", 4096, GIB, "bytes",
+        "Largest reply stored for a job; beyond it output is no longer stored"),
+    [SETTING_REPLY_TTL_MS] = INT("REPLY_TTL_MS", RUNTIME, "3600000", 1000, 30 * DAY, "ms",
+        "Life of replies and files in Redis after the last write"),
+    [SETTING_REPLY_FLUSH_MS] = INT("REPLY_FLUSH_MS", RUNTIME, "30", 0, 10000, "ms",
+        "Longest time that output is held back to be sent together"),
+    [SETTING_REPLY_FLUSH_BYTES] = INT("REPLY_FLUSH_BYTES", RUNTIME, "16384", 256, 4 * MIB, "bytes",
+        "Output is sent at once when so much has gathered"),
+    [SETTING_REPLY_HEARTBEAT_MS] = INT("REPLY_HEARTBEAT_MS", RUNTIME, "10000", 1000, HOUR, "ms",
+        "A heartbeat is published after so much silence"),
+    [SETTING_RESULT_MAX_BYTES] = INT("RESULT_MAX_BYTES", RUNTIME, "65536", 4096, 16 * MIB, "bytes",
+        "Largest return value of a job; what is too long in it is cut"),
+    [SETTING_FILE_MAX_BYTES] = INT("FILE_MAX_BYTES", RUNTIME, "16777216", 0, 512 * MIB, "bytes",
+        "Largest output file; a Redis value holds 512 MiB at most"),
+    [SETTING_FILES_MAX_BYTES] = INT("FILES_MAX_BYTES", RUNTIME, "67108864", 0, 64 * GIB, "bytes",
+        "Output files of a job, together"),
+    [SETTING_FILES_MAX_COUNT] = INT("FILES_MAX_COUNT", RUNTIME, "100", 0, 10000, "",
+        "Output files of a job, at most"),
+    [SETTING_INPUT_MAX_BYTES] = INT("INPUT_MAX_BYTES", RUNTIME, "268435456", 0, 64 * GIB, "bytes",
+        "Input files of a job, together"),
+    [SETTING_URL_ALLOW] = STRING("URL_ALLOW", ENVIRONMENT, "",
+        "host:port entries that files and uploads may use although the address is not public"),
+    [SETTING_CODE_INTERPRETER_TYPE] = STRING("CODE_INTERPRETER_TYPE", RUNTIME, "",
+        "LOCAL, E2B (or E_2_B) or DISABLED; unset: LOCAL in development, else DISABLED"),
+    [SETTING_CODE_INTERPRETER_TIMEOUT_MS] = INT("CODE_INTERPRETER_TIMEOUT_MS", RUNTIME, "300000",
+        1, DAY, "ms", "Longest run of a job's code; a job may ask for less"),
+    [SETTING_CODE_INTERPRETER_IDLE_TIMEOUT_MS] = INT("CODE_INTERPRETER_IDLE_TIMEOUT_MS", RUNTIME,
+        "300000", 1, DAY, "ms", "How long a thread's sandbox is kept warm after its last run"),
+    [SETTING_CODE_INTERPRETER_SESSION_MAX_AGE_MS] = INT("CODE_INTERPRETER_SESSION_MAX_AGE_MS",
+        RUNTIME, "86400000", 1, 365 * DAY, "ms",
+        "Age, since its last use, at which a thread's sandbox is deleted"),
+    [SETTING_CODE_INTERPRETER_LOCAL_ISOLATION] = ENUM("CODE_INTERPRETER_LOCAL_ISOLATION",
+        ENVIRONMENT, "bwrap", "bwrap none",
+        "LOCAL: each kernel in bubblewrap, or (only in development) not isolated"),
+    [SETTING_CODE_INTERPRETER_LOCAL_PYTHON] = STRING("CODE_INTERPRETER_LOCAL_PYTHON", ENVIRONMENT,
+        "/usr/bin/python3", "LOCAL: the Python that has jupyter_client and ipykernel"),
+    [SETTING_CODE_INTERPRETER_LOCAL_DIR] = STRING("CODE_INTERPRETER_LOCAL_DIR", ENVIRONMENT, "",
+        "LOCAL: folder of the sessions' folders; unset: a private one under the temp folder"),
+    [SETTING_CODE_INTERPRETER_LOCAL_NETWORK] = ENUM("CODE_INTERPRETER_LOCAL_NETWORK", ENVIRONMENT,
+        "host", "host none", "LOCAL: the host's network, or none"),
+    [SETTING_CODE_INTERPRETER_LOCAL_SPARE_KERNELS] = INT("CODE_INTERPRETER_LOCAL_SPARE_KERNELS",
+        RUNTIME, "1", 0, 100, "", "LOCAL: kernels started ahead, for new threads"),
+    [SETTING_CODE_INTERPRETER_LOCAL_MEMORY_MB] = INT("CODE_INTERPRETER_LOCAL_MEMORY_MB", RUNTIME,
+        "2048", 64, 1024 * KIB, "MiB", "LOCAL: memory of a session"),
+    [SETTING_CODE_INTERPRETER_LOCAL_MAX_PROCESSES] = INT("CODE_INTERPRETER_LOCAL_MAX_PROCESSES",
+        RUNTIME, "256", 8, 100000, "", "LOCAL: processes and threads of a session"),
+    [SETTING_CODE_INTERPRETER_LOCAL_FILE_MB] = INT("CODE_INTERPRETER_LOCAL_FILE_MB", RUNTIME,
+        "1024", 1, 1024 * KIB, "MiB", "LOCAL: largest file that code may write"),
+    [SETTING_E2B_API_KEY] = SECRET("E2B_API_KEY", RUNTIME, "", "The key for E2B"),
+    [SETTING_LOG_LEVEL] = ENUM("LOG_LEVEL", ENVIRONMENT, "info", "debug info warn error",
+        "Least level of lines that are logged"),
+    [SETTING_LOG_FORMAT] = ENUM("LOG_FORMAT", ENVIRONMENT, "auto", "auto json pretty",
+        "JSON lines, or pretty ones; auto: pretty on a terminal"),
+};
+/* clang-format on */
+
+const struct setting_row *settings_row(enum setting id)
+{
+    assert((unsigned)id < SETTING_COUNT);
+    return &rows[id];
+}
