@@ -72,7 +72,7 @@ void redis_reopen(struct redis *r, const char *reason);
 int redis_command(struct redis *r, int argc, const char *const *argv, const size_t *lens,
                   int timeout_ms, redis_reply_fn cb, void *data);
 
-/* A Lua script and the SHA1 of its exact bytes. */
+/* A Lua script and the SHA1 of its exact bytes. Borrowed until the callback of each call with it. */
 struct redis_script {
     const char *name;
     const char *text;
