@@ -1,6 +1,7 @@
 /* The state machine of a Redis connection: resolve, connect, greet, ready, lost, pause, again. */
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
@@ -309,6 +310,7 @@ static void redis_connect_next(struct redis *r)
         redis_connect_failed(r, r->ctx ? r->ctx->errstr : "out of memory");
         return;
     }
+    (void)fcntl(r->ctx->fd, F_SETFD, FD_CLOEXEC); /* hiredis leaves it open for children */
     ev_io_init(&r->readable, redis_on_readable, r->ctx->fd, EV_READ);
     ev_io_init(&r->writable, redis_on_writable, r->ctx->fd, EV_WRITE);
     r->readable.data = r->writable.data = r;
