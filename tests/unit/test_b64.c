@@ -52,8 +52,9 @@ static void test_lenient(void **state)
 static void test_refused(void **state)
 {
     (void)state;
-    static const char *const wrong[] = {"Z", "Zm9vY", "Zm9v=", "Zg==Zg==", "Zg===",
-                                        "=", "Zm9-",  "Zm9_",  "Zm9\x80",  "data:;base64,Zg=="};
+    static const char *const wrong[] = {
+        "Z", "Zm9vY", "Zm9v=", "Zg=v",    "Zg==Zg==",         "Zg===",
+        "=", "Zm9-",  "Zm9_",  "Zm9\x80", "data:;base64,Zg=="};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         size_t len;
         assert_null(b64_decode(wrong[i], strlen(wrong[i]), &len));

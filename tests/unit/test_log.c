@@ -224,6 +224,7 @@ static void add_secrets(void)
     log_secret_add(CANARY);
     log_secret_add("canary-one");
     log_secret_add("canary-one-long");
+    log_secret_add("canary-o");
 }
 
 static void test_redact(void **state)
