@@ -4,6 +4,7 @@ VERSION := 0.1.0
 CC ?= cc
 PYTHON ?= /usr/bin/python3
 PREFIX ?= /usr/local
+Q := $(if $(V),,@)
 # Variant: release (build/sandpiper), test (SCRIPTED driver in it), or what SANITIZE gives.
 SANITIZE ?=
 TEST_BUILD ?=
@@ -33,26 +34,39 @@ UNIT_PROGRAMS := $(UNIT_SOURCES:tests/unit/%.c=$(BUILD)/unit/%)
 all: $(BUILD)/sandpiper ## Build the worker (build/release/sandpiper)
 
 $(BUILD)/sandpiper: $(BUILD)/obj/worker/main.o $(BUILD)/libsandpiper.a
-	$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
 
 $(BUILD)/libsandpiper.a: $(LIB_OBJECTS)
-	rm -f $@ && ar rcs $@ $^
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/obj/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
 
 $(BUILD)/obj/gen/%.o: $(BUILD)/gen/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
 
 $(BUILD)/gen/embedded.c: worker/embed.py worker/drivers/local/host.py worker/drivers/kernel/prepare.py
 	@mkdir -p $(@D)
 	$(PYTHON) worker/embed.py $@ local_host_py=worker/drivers/local/host.py prepare_py=worker/drivers/kernel/prepare.py
 
+# BullMQ's Lua is fetched once, by its pinned version; its hash is checked each time it is expanded.
+LUA := worker/queue/lua
+BULLMQ := $(shell sed -n 's/.*"version": "\(.*\)".*/\1/p' $(LUA)/bullmq.lock)
+BULLMQ_TARBALL := build/deps/bullmq-$(BULLMQ).tgz
+
+$(BULLMQ_TARBALL):
+	@mkdir -p $(@D)
+	cd $(@D) && npm pack --silent bullmq@$(BULLMQ)
+
+$(BUILD)/gen/scripts.c: $(BULLMQ_TARBALL) $(LUA)/expand.py $(LUA)/bullmq.lock $(wildcard $(LUA)/*.lua)
+	@mkdir -p $(@D)
+	$(PYTHON) $(LUA)/expand.py $(LUA)/bullmq.lock $(BULLMQ_TARBALL) $(LUA) $@
+
 $(BUILD)/unit/%: tests/unit/%.c $(BUILD)/libsandpiper.a
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL) -MMD -MP -o $@ $< $(BUILD)/libsandpiper.a -lcmocka $(LDLIBS_ALL)
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL) -MMD -MP -o $@ $< $(BUILD)/libsandpiper.a -lcmocka $(LDLIBS_ALL)
 
 .PHONY: unit
 unit: $(UNIT_PROGRAMS) ## Build and run the unit tests (cmocka)
@@ -63,3 +77,17 @@ clean: ## Remove what was built (the fetched packages stay in build/deps)
 	rm -rf build/release* build/test* build/san*
 
 -include $(shell find build -name '*.d' 2>/dev/null)
+
+FUZZ_SECONDS ?= 20
+FUZZ_PROGRAMS := $(patsubst tests/fuzz/fuzz_%.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+
+build/fuzz/%: tests/fuzz/fuzz_%.c $(wildcard common/*.c) $(HEADERS)
+	@mkdir -p $(@D)
+	clang $(CPPFLAGS_ALL) -std=c11 $(WARN) -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+		-o $@ $(filter %.c,$^) $(LDLIBS_ALL)
+
+.PHONY: fuzz
+fuzz: $(FUZZ_PROGRAMS) ## Fuzz the parsers, FUZZ_SECONDS=20 each (clang)
+	@set -e; for t in $(notdir $(FUZZ_PROGRAMS)); do echo "fuzz $$t"; mkdir -p build/fuzz/corpus/$$t; \
+		build/fuzz/$$t -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -verbosity=0 -print_final_stats=1 \
+		-artifact_prefix=build/fuzz/ build/fuzz/corpus/$$t tests/fuzz/seeds/$$t; done

@@ -171,20 +171,21 @@ static size_t secret_at(const char *text)
 
 char *log_redact(const char *text)
 {
-    size_t len = strlen(text), used = 0, at = 0;
+    size_t len = strlen(text), used = 0, hidden_to = 0;
     /* The replacement (3 bytes) is never longer than what it replaces (4 bytes at least). */
     char *out = mem_alloc(len + 1);
 
-    while (at < len) {
-        size_t n = secret_at(text + at);
+    for (size_t at = 0; at < len; at++) {
+        size_t n = secret_at(text + at); /* inside of one too: secrets may overlap */
 
-        if (n == 0) {
-            out[used++] = text[at++];
-            continue;
+        if (n > 0 && at >= hidden_to) {
+            memcpy(out + used, "***", 3);
+            used += 3;
         }
-        memcpy(out + used, "***", 3);
-        used += 3;
-        at += n;
+        if (at + n > hidden_to)
+            hidden_to = at + n;
+        if (at >= hidden_to)
+            out[used++] = text[at];
     }
     out[used] = '\0';
     return out;

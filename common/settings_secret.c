@@ -1,10 +1,10 @@
 /* What is secret in a secret setting: all of it, or of a Redis URL the password. */
-#include "common/buf.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/settings_impl.h"
 #include "common/text.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,17 +36,17 @@ static struct span password_before_at(const char *url, size_t start, size_t end)
     return (struct span){(size_t)(colon - url) + 1, (size_t)(at - url)};
 }
 
-/* The value of the parameter "password" at or behind from. */
-static struct span password_parameter(const char *url, size_t from)
+/* The value of the next parameter "password" at or behind from; false when there is none. */
+static bool password_parameter(const char *url, size_t from, struct span *span)
 {
     static const char name[] = "password=";
     const char *found = strstr(url + from, name);
-    size_t start;
 
     if (!found)
-        return (struct span){from, from};
-    start = (size_t)(found - url) + strlen(name);
-    return (struct span){start, start + strcspn(url + start, "&#")};
+        return false;
+    span->from = (size_t)(found - url) + strlen(name);
+    span->to = span->from + strcspn(url + span->from, "&#");
+    return true;
 }
 
 static void register_span(const char *url, struct span span)
@@ -64,6 +64,7 @@ void settings_secret_register(enum setting id, const char *value)
 {
     size_t start = authority_start(value);
     size_t end = start + strcspn(value + start, "/?#");
+    struct span span = {start, start};
 
     if (!settings_secret_is_url(id)) {
         log_secret_add(value);
@@ -72,31 +73,35 @@ void settings_secret_register(enum setting id, const char *value)
     register_span(value, password_before_at(value, start, end));
     /* A password with a raw "/" makes the URL wrong, which is when it is likely to be logged. */
     register_span(value, password_before_at(value, start, strlen(value)));
-    register_span(value, password_parameter(value, start));
+    while (password_parameter(value, span.from, &span))
+        register_span(value, span);
+}
+
+/* Marks the span's bytes as hidden. */
+static void hide(char *hidden, struct span span)
+{
+    memset(hidden + span.from, 1, span.to - span.from);
 }
 
 char *settings_secret_mask(enum setting id, const char *value)
 {
-    size_t start, shown = 0;
-    struct span spans[2];
-    struct buf out;
-    int rc = 0;
+    size_t start = authority_start(value), len = strlen(value), used = 0;
+    struct span span = {start, start};
+    char *hidden, *out;
 
     if (!settings_secret_is_url(id))
         return mem_strdup(*value ? "***" : "");
-    start = authority_start(value);
-    spans[0] = password_before_at(value, start, strlen(value));
-    spans[1] = password_parameter(value, spans[0].to);
-    buf_init(&out, strlen(value) + 16);
-    for (int i = 0; i < 2; i++) {
-        if (spans[i].to == spans[i].from)
-            continue;
-        rc |= buf_append(&out, value + shown, spans[i].from - shown);
-        rc |= buf_append_str(&out, "***");
-        shown = spans[i].to;
+    hidden = mem_alloc(len + 1);
+    hide(hidden, password_before_at(value, start, len));
+    while (password_parameter(value, span.from, &span))
+        hide(hidden, span);
+    out = mem_alloc(len * 3 + 1); /* at worst each byte is a password of its own */
+    for (size_t i = 0; i < len; i++) {
+        if (!hidden[i])
+            out[used++] = value[i];
+        else if (i == 0 || !hidden[i - 1])
+            used += (size_t)sprintf(out + used, "***");
     }
-    rc |= buf_append_str(&out, value + shown);
-    if (rc)
-        abort(); /* the bound above holds the value and two masks */
-    return buf_steal(&out);
+    free(hidden);
+    return out;
 }

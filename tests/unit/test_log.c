@@ -210,6 +210,7 @@ static const struct redact_case redact_cases[] = {
     {"canary-one", "***"},
     {"canary-one-long!", "***!"}, /* the longer of two secrets */
     {"%63anary-one", "***"},
+    {"first-canary-one.", "***."}, /* two that overlap */
     {"s3cr%", "s3cr%"},
     {"\\", "\\"},
     {"\\u00", "\\u00"},
@@ -225,6 +226,7 @@ static void add_secrets(void)
     log_secret_add("canary-one");
     log_secret_add("canary-one-long");
     log_secret_add("canary-o");
+    log_secret_add("first-can");
 }
 
 static void test_redact(void **state)

@@ -319,6 +319,10 @@ static const char *const url_cases[][2] = {
      "unix:///run/redis.sock?db=1&password=***&x=1"},
     {"redis://:first-" CANARY "@h/0?password=second-" CANARY, "redis://:***@h/0?password=***"},
     {"redis://:pw-" CANARY "@h/0?x=a@b", "redis://:***@b"},
+    {"unix:///s?password=&password=" CANARY, "unix:///s?password=&password=***"},
+    {"unix:///s?password=a-" CANARY "&password=b-" CANARY, "unix:///s?password=***&password=***"},
+    {"unix:///s;password=?password=" CANARY, "unix:///s;password=***"},
+    {"unix:///s?x=:1&password=s@" CANARY, "unix:///s?x=:***"},
 };
 
 static void test_secrets_masked(void **state)
