@@ -1,0 +1,24 @@
+/* The Lua scripts the worker calls: BullMQ's own, expanded at build time, and ours (worker/queue/lua). */
+#ifndef SANDPIPER_WORKER_QUEUE_SCRIPTS_H
+#define SANDPIPER_WORKER_QUEUE_SCRIPTS_H
+
+#include "common/redis.h"
+
+/* BullMQ 6.7.0; KEYS and ARGV are in the head of each file of the package. */
+extern const struct redis_script script_moveToFinished;          /* 14 keys */
+extern const struct redis_script script_moveToDelayed;           /* 11 keys */
+extern const struct redis_script script_retryJob;                /* 11 keys */
+extern const struct redis_script script_moveStalledJobsToWait;   /* 9 keys */
+extern const struct redis_script script_moveJobFromActiveToWait; /* 9 keys */
+
+/* Ours; KEYS and ARGV are in the head of worker/queue/lua/<name>.lua. */
+extern const struct redis_script script_claim;   /* 11 keys */
+extern const struct redis_script script_reply;   /* 3 keys */
+extern const struct redis_script script_removed; /* 3 keys */
+extern const struct redis_script script_file;    /* 2 keys */
+extern const struct redis_script script_locks;   /* 2 keys */
+extern const struct redis_script script_wake;    /* 1 key */
+extern const struct redis_script script_admit;   /* 11 keys */
+extern const struct redis_script script_dead;    /* 2 keys */
+
+#endif

@@ -1,0 +1,129 @@
+/* Options, settings, start, signals. */
+#include "common/log.h"
+#include "common/reaper.h"
+#include "common/settings.h"
+#include "common/text.h"
+#include "worker/worker.h"
+
+#include <curl/curl.h>
+#include <ev.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum exit_code { EXIT_FINE = 0, EXIT_USAGE = 2, EXIT_SETTINGS = 3 }; /* README "Exit codes" */
+
+struct app {
+    struct ev_loop *loop;
+    struct worker *worker;
+    struct ev_signal term, intr;
+};
+
+static void on_drained(void *data)
+{
+    struct app *app = data;
+    ev_break(app->loop, EVBREAK_ALL);
+}
+
+static void on_signal(struct ev_loop *loop, struct ev_signal *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    struct app *app = w->data;
+    log_info("signal %d", w->signum);
+    worker_drain(app->worker, on_drained, app);
+}
+
+static void watch(struct app *app, struct ev_signal *w, int signum)
+{
+    ev_signal_init(w, on_signal, signum);
+    w->data = app;
+    ev_signal_start(app->loop, w);
+    ev_unref(app->loop);
+}
+
+static int serve(struct settings *settings)
+{
+    struct app app = {.loop = ev_loop_new(EVFLAG_AUTO | EVFLAG_NOENV)};
+    char err[400];
+    signal(SIGPIPE, SIG_IGN);
+    srandom((unsigned)(text_now_ms() ^ getpid()));
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    reaper_init(app.loop);
+    app.worker = worker_new(app.loop, settings, err, sizeof err);
+    if (app.worker == NULL) {
+        log_error("%s", err);
+        reaper_fini();
+        ev_loop_destroy(app.loop);
+        return EXIT_SETTINGS;
+    }
+    watch(&app, &app.term, SIGTERM);
+    watch(&app, &app.intr, SIGINT);
+    ev_run(app.loop, 0);
+    worker_free(app.worker);
+    reaper_fini();
+    ev_ref(app.loop);
+    ev_ref(app.loop);
+    ev_signal_stop(app.loop, &app.term);
+    ev_signal_stop(app.loop, &app.intr);
+    ev_loop_destroy(app.loop);
+    curl_global_cleanup();
+    log_info("drained; bye");
+    return EXIT_FINE;
+}
+
+static void print_help(void)
+{
+    printf("sandpiper " SANDPIPER_VERSION
+           ": a BullMQ queue worker that runs code, one warm sandbox per thread\n\n"
+           "Usage: sandpiper [--check-config | --help | --version]\n\n"
+           "  --check-config  print the settings in effect, secrets masked, and exit\n"
+           "  --help          this text\n"
+           "  --version       the version\n\n"
+           "Settings are environment variables:\n\n");
+    settings_print_help(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    const char *option = argc > 1 ? argv[1] : "";
+    char err[400];
+    if (strcmp(option, "--help") == 0 || strcmp(option, "-h") == 0) {
+        print_help();
+        return EXIT_FINE;
+    }
+    if (strcmp(option, "--version") == 0 || strcmp(option, "-V") == 0) {
+        printf("sandpiper " SANDPIPER_VERSION "\n");
+        return EXIT_FINE;
+    }
+    if (strcmp(option, "--settings-markdown") == 0) {
+        settings_print_markdown(stdout);
+        return EXIT_FINE;
+    }
+    if (argc > 2 || (option[0] != '\0' && strcmp(option, "--check-config") != 0)) {
+        fprintf(stderr, "sandpiper: unknown option %s; see --help\n", option);
+        return EXIT_USAGE;
+    }
+    log_init(LOG_LEVEL_INFO, LOG_FORMAT_AUTO);
+    struct settings *settings = settings_from_environment(err, sizeof err);
+    if (settings == NULL) {
+        log_error("%s", err);
+        return EXIT_SETTINGS;
+    }
+    int code = EXIT_FINE;
+    if (option[0] != '\0') {
+        settings_print(settings, stdout);
+    } else {
+        enum log_level level = LOG_LEVEL_INFO;
+        enum log_format format = LOG_FORMAT_AUTO;
+        log_level_parse(settings_str(settings, SETTING_LOG_LEVEL), &level);
+        log_format_parse(settings_str(settings, SETTING_LOG_FORMAT), &format);
+        log_init(level, format);
+        code = serve(settings);
+    }
+    settings_free(settings);
+    log_secrets_clear();
+    return code;
+}

@@ -1,0 +1,145 @@
+/* Tells in Redis that this replica is there and what it can do, and asks where threads ran last. */
+#include "worker/presence.h"
+
+#include "common/mem.h"
+#include "common/settings.h"
+#include "common/text.h"
+#include "worker/factory.h"
+
+#include <ev.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define REFRESH_S 5.0
+#define EXPIRE_MS "20000"
+#define FORGET_MS 60000 /* replicas not seen for that long leave the index */
+
+struct presence {
+    struct queue *q;
+    const struct settings *settings;
+    long long (*running)(void *data);
+    bool (*draining)(void *data);
+    void *data;
+    char *key; /* suffix: "replica:<id>" */
+    long long started;
+    struct ev_timer timer;
+};
+
+static void command(struct presence *p, int argc, const char *const *argv)
+{
+    queue_command(p->q, argc, argv, NULL, NULL, NULL);
+}
+
+void presence_refresh(struct presence *p)
+{
+    if (!queue_is_ready(p->q))
+        return;
+    const struct queue_options *o = queue_options(p->q);
+    char host[256] = "", now[32], started[32], runs[32], old[32], pid[16];
+    const char *why, *driver = factory_describe(p->settings, &why);
+    gethostname(host, sizeof host - 1);
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    snprintf(now, sizeof now, "%lld", text_now_ms());
+    snprintf(old, sizeof old, "%lld", text_now_ms() - FORGET_MS);
+    snprintf(started, sizeof started, "%lld", p->started);
+    snprintf(runs, sizeof runs, "%lld", p->running(p->data));
+    bool enabled = strcmp(driver, "DISABLED") != 0 && strcmp(driver, "INVALID") != 0;
+    const char *const set[] = {"HSET",      p->key,
+                               "host",      host,
+                               "pid",       pid,
+                               "version",   SANDPIPER_VERSION,
+                               "name",      o->worker_name,
+                               "driver",    driver,
+                               "enabled",   enabled ? "1" : "0",
+                               "why",       why,
+                               "running",   runs,
+                               "draining",  p->draining(p->data) ? "1" : "0",
+                               "startedAt", started,
+                               "seenAt",    now};
+    const char *const expire[] = {"PEXPIRE", p->key, EXPIRE_MS};
+    const char *const add[] = {"ZADD", "index:replicas", now, o->replica_id};
+    const char *const trim[] = {"ZREMRANGEBYSCORE", "index:replicas", "-inf", old};
+    const char *const keep[] = {"PEXPIRE", "index:replicas", "604800000"};
+    command(p, (int)(sizeof set / sizeof *set), set);
+    command(p, 3, expire);
+    command(p, 4, add);
+    command(p, 4, trim);
+    command(p, 3, keep);
+}
+
+void presence_leave(struct presence *p)
+{
+    const char *const del[] = {"DEL", p->key};
+    const char *const rem[] = {"ZREM", "index:replicas", queue_options(p->q)->replica_id};
+    command(p, 2, del);
+    command(p, 3, rem);
+}
+
+static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    presence_refresh(w->data);
+}
+
+struct presence *presence_new(struct queue *q, const struct settings *settings,
+                              long long (*running)(void *data), bool (*draining)(void *data),
+                              void *data)
+{
+    struct presence *p = mem_alloc(sizeof *p);
+    p->q = q;
+    p->settings = settings;
+    p->running = running;
+    p->draining = draining;
+    p->data = data;
+    p->started = text_now_ms();
+    p->key = mem_printf("replica:%s", queue_options(q)->replica_id);
+    ev_timer_init(&p->timer, on_timer, REFRESH_S, REFRESH_S);
+    p->timer.data = p;
+    ev_timer_start(queue_options(q)->loop, &p->timer);
+    return p;
+}
+
+void presence_free(struct presence *p)
+{
+    ev_timer_stop(queue_options(p->q)->loop, &p->timer);
+    free(p->key);
+    free(p);
+}
+
+struct asked {
+    struct presence *p;
+    char *thread;
+    void (*moved)(void *ctx, const char *thread);
+    void *ctx;
+};
+
+static void on_owner(struct redis *r, redisReply *reply, void *data)
+{
+    (void)r;
+    struct asked *a = data;
+    if (reply != NULL && reply->type == REDIS_REPLY_STRING &&
+        strcmp(reply->str, queue_options(a->p->q)->replica_id) != 0)
+        a->moved(a->ctx, a->thread);
+    free(a->thread);
+    free(a);
+}
+
+void presence_check_moved(void *data, const char *const *threads, size_t count,
+                          void (*moved)(void *ctx, const char *thread), void *ctx)
+{
+    struct presence *p = data;
+    for (size_t i = 0; i < count; i++) {
+        struct asked *a = mem_alloc(sizeof *a);
+        *a = (struct asked){p, mem_strdup(threads[i]), moved, ctx};
+        char *key = mem_printf("thread:%s", threads[i]);
+        const char *argv[] = {"HGET", key, "replica"};
+        if (queue_command(p->q, 3, argv, NULL, on_owner, a) != 0) {
+            free(a->thread);
+            free(a);
+        }
+        free(key);
+    }
+}

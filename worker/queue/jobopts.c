@@ -1,0 +1,114 @@
+/* The BullMQ options of a job that decide what becomes of it: attempts, backoff, what is kept. */
+#include "worker/queue/jobopts.h"
+
+#include "common/jsonx.h"
+#include "common/str.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Longest wait we hand to Redis: a delayed score is ms * 4096 and must stay an exact double. */
+#define MAX_DELAY_MS 315360000000.0 /* ten years */
+
+/* A number as JavaScript's comparison would see it: numeric strings count, the rest is NaN. */
+static double as_number(const json_t *v)
+{
+    if (json_is_number(v))
+        return json_number_value(v);
+    if (json_is_boolean(v))
+        return json_is_true(v);
+    if (!json_is_string(v) || json_string_length(v) == 0)
+        return NAN;
+    char *end;
+    double d = strtod(json_string_value(v), &end);
+    return *end == '\0' ? d : NAN;
+}
+
+static double member(const json_t *object, const char *key, double fallback)
+{
+    double d = as_number(json_object_get(object, key));
+    return isnan(d) ? fallback : d;
+}
+
+/* removeOnComplete / removeOnFail: true, false, a number, or {count, age, limit}; absent: all are kept. */
+static struct jobopts_keep parse_keep(const json_t *v)
+{
+    struct jobopts_keep keep = {.count = -1, .has_count = true};
+    if (json_is_true(v)) {
+        keep.count = 0;
+    } else if (json_is_number(v)) {
+        keep.count = json_number_value(v);
+    } else if (json_is_object(v)) {
+        const json_t *count = json_object_get(v, "count"), *age = json_object_get(v, "age");
+        const json_t *limit = json_object_get(v, "limit");
+        keep = (struct jobopts_keep){.has_count = json_is_number(count),
+                                     .has_age = json_is_number(age),
+                                     .has_limit = json_is_number(limit)};
+        keep.count = json_number_value(count);
+        keep.age = json_number_value(age);
+        keep.limit = json_number_value(limit);
+    }
+    return keep;
+}
+
+static void parse_backoff(struct jobopts *o, const json_t *v)
+{
+    if (json_is_number(v)) {
+        o->backoff = JOBOPTS_BACKOFF_FIXED;
+        o->delay_ms = json_number_value(v);
+        return;
+    }
+    const char *type = json_is_string(v) ? "" : jsonx_get_str(v, "type", "");
+    if (json_is_object(v) || (json_is_string(v) && json_string_length(v) > 0))
+        o->backoff = strcmp(type, "fixed") == 0         ? JOBOPTS_BACKOFF_FIXED
+                     : strcmp(type, "exponential") == 0 ? JOBOPTS_BACKOFF_EXPONENTIAL
+                                                        : JOBOPTS_BACKOFF_UNKNOWN;
+    o->delay_ms = member(v, "delay", 0);
+    o->jitter = member(v, "jitter", 0);
+}
+
+void jobopts_init(struct jobopts *o, const struct str *opts_json)
+{
+    char err[64];
+    *o = (struct jobopts){.stack_trace_limit = -1};
+    o->root = opts_json->data != NULL
+                  ? jsonx_parse(opts_json->data, opts_json->len, err, sizeof err)
+                  : NULL;
+    const json_t *root = json_is_object(o->root) ? o->root : NULL;
+    o->attempts = as_number(json_object_get(root, "attempts"));
+    o->lifo = json_is_true(json_object_get(root, "lifo"));
+    o->stack_trace_limit = member(root, "stackTraceLimit", -1);
+    o->on_complete = parse_keep(json_object_get(root, "removeOnComplete"));
+    o->on_fail = parse_keep(json_object_get(root, "removeOnFail"));
+    o->group = json_object_get(root, "group");
+    parse_backoff(o, json_object_get(root, "backoff"));
+}
+
+void jobopts_fini(struct jobopts *o)
+{
+    json_decref(o->root);
+    o->root = NULL;
+}
+
+bool jobopts_retry(const struct jobopts *o, long long attempts_made, double random01,
+                   long long *delay_ms)
+{
+    double attempt = (double)attempts_made + 1;
+    *delay_ms = 0;
+    if (!(attempt < o->attempts)) /* also when attempts is NaN */
+        return false;
+    if (o->backoff == JOBOPTS_BACKOFF_NONE)
+        return true;
+    double full = o->delay_ms;
+    if (o->backoff == JOBOPTS_BACKOFF_EXPONENTIAL)
+        full = round(pow(2, attempt - 1) * o->delay_ms);
+    if (full == -1) /* BullMQ's spelling of "don't" */
+        return false;
+    if (o->jitter > 0)
+        full = floor(random01 * full * o->jitter + full * (1 - o->jitter));
+    if (!(full > 0))
+        full = 0;
+    *delay_ms = (long long)fmin(full, MAX_DELAY_MS);
+    return true;
+}

@@ -1,0 +1,28 @@
+--[[
+  The safety net of the thread leases, run beside the stalled pass: threads with parked jobs and without a
+  valid holder get their first job woken; what is in use is kept from expiring.
+  KEYS: index:parked
+  ARGV: prefix, now (ms), look only at threads last looked at before (ms), how many threads at most
+  Returns how many jobs were woken.
+]]
+local rcall = redis.call
+
+-- Includes
+--- @include "threads"
+
+spContext(ARGV[1], ARGV[2], {})
+local woken = 0
+local threads = rcall("ZRANGEBYSCORE", KEYS[1], 0, ARGV[3], "LIMIT", 0, ARGV[4])
+for _, thread in ipairs(threads) do
+    local leaseKey = ARGV[1] .. "lease:" .. thread
+    local holder = rcall("GET", leaseKey)
+    rcall("ZADD", KEYS[1], ARGV[2], thread)
+    if holder and spHolds(leaseKey, holder) then
+        if string.sub(holder, 1, 6) ~= "sweep:" then rcall("PEXPIRE", leaseKey, spKeepMs) end
+    elseif spWakeHead(thread, nil) then
+        woken = woken + 1
+    end
+    rcall("PEXPIRE", ARGV[1] .. "parked:" .. thread, spKeepMs)
+    rcall("PEXPIRE", ARGV[1] .. "thread:" .. thread, spKeepMs)
+end
+return woken

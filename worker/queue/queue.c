@@ -1,0 +1,287 @@
+/* One BullMQ queue as this worker sees it: key names and calls that outlive a lost connection. */
+#include "worker/queue/queue.h"
+
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/reaper.h"
+
+#include <ev.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALL_MAX_ARGS 1200 /* the largest renewal of locks; grown as needed below it */
+#define RETRY_SECONDS 0.25 /* pause before a call that Redis refused for now is made again */
+
+struct queue_call {
+    struct queue *queue;
+    struct queue_call *prev, *next;
+    const struct redis_script *script;
+    int nkeys, argc, cap;
+    struct str *args;
+    queue_reply_fn cb;
+    void *data;
+    bool in_flight;
+    bool cancelled; /* dies when Redis has answered, or at once when it is not in flight */
+};
+
+struct queue {
+    struct queue_options options;
+    char *prefix;
+    size_t prefix_len;
+    bool ready;
+    struct queue_call *first, *last; /* in the order in which they were made */
+    size_t waiting;
+    struct ev_timer retry;
+};
+
+static void send_waiting(struct queue *q);
+
+static void on_retry(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    send_waiting(w->data);
+}
+
+struct queue *queue_new(const struct queue_options *options)
+{
+    struct queue *q = mem_alloc(sizeof *q);
+    q->options = *options;
+    q->options.prefix = mem_strdup(options->prefix);
+    q->options.name = mem_strdup(options->name);
+    q->options.replica_id = mem_strdup(options->replica_id);
+    q->options.worker_name = mem_strdup(options->worker_name);
+    q->prefix = mem_printf("%s:%s:", options->prefix, options->name);
+    q->prefix_len = strlen(q->prefix);
+    ev_timer_init(&q->retry, on_retry, RETRY_SECONDS, 0);
+    q->retry.data = q;
+    return q;
+}
+
+static void call_unlink(struct queue_call *call)
+{
+    struct queue *q = call->queue;
+    *(call->prev != NULL ? &call->prev->next : &q->first) = call->next;
+    *(call->next != NULL ? &call->next->prev : &q->last) = call->prev;
+    q->waiting--;
+}
+
+static void call_free(struct queue_call *call)
+{
+    for (int i = 0; i < call->argc; i++)
+        str_fini(&call->args[i]);
+    free(call->args);
+    free(call);
+}
+
+void queue_free(struct queue *q)
+{
+    ev_timer_stop(q->options.loop, &q->retry);
+    while (q->first != NULL) {
+        struct queue_call *call = q->first;
+        call_unlink(call);
+        call_free(call);
+    }
+    free((char *)q->options.prefix);
+    free((char *)q->options.name);
+    free((char *)q->options.replica_id);
+    free((char *)q->options.worker_name);
+    free(q->prefix);
+    free(q);
+}
+
+const struct queue_options *queue_options(const struct queue *q)
+{
+    return &q->options;
+}
+
+const char *queue_prefix(const struct queue *q)
+{
+    return q->prefix;
+}
+
+struct str queue_key(const struct queue *q, const char *suffix, size_t len)
+{
+    struct str key = {mem_alloc(q->prefix_len + len + 1), q->prefix_len + len};
+    memcpy(key.data, q->prefix, q->prefix_len);
+    memcpy(key.data + q->prefix_len, suffix, len);
+    return key;
+}
+
+bool queue_is_ready(const struct queue *q)
+{
+    return q->ready;
+}
+
+size_t queue_calls_waiting(const struct queue *q)
+{
+    return q->waiting;
+}
+
+void queue_set_ready(struct queue *q, bool ready)
+{
+    q->ready = ready;
+    if (ready)
+        send_waiting(q);
+}
+
+struct queue_call *queue_call_new(struct queue *q, const struct redis_script *script, int nkeys)
+{
+    struct queue_call *call = mem_alloc(sizeof *call);
+    call->queue = q;
+    call->script = script;
+    call->nkeys = nkeys;
+    return call;
+}
+
+static void add_arg(struct queue_call *call, struct str arg)
+{
+    if (call->argc == call->cap) {
+        call->cap = call->cap == 0 ? 20 : call->cap * 2;
+        if (call->cap > CALL_MAX_ARGS * 2)
+            abort();
+        call->args = mem_realloc(call->args, (size_t)call->cap * sizeof *call->args);
+    }
+    call->args[call->argc++] = arg;
+}
+
+void queue_call_key(struct queue_call *call, const char *suffix)
+{
+    add_arg(call, queue_key(call->queue, suffix, strlen(suffix)));
+}
+
+void queue_call_job_key(struct queue_call *call, const struct str *id, const char *ending)
+{
+    size_t ending_len = strlen(ending);
+    struct str key = queue_key(call->queue, id->data, id->len);
+    key.data = mem_realloc(key.data, key.len + ending_len + 1);
+    memcpy(key.data + key.len, ending, ending_len + 1);
+    key.len += ending_len;
+    add_arg(call, key);
+}
+
+void queue_call_bytes(struct queue_call *call, const void *data, size_t len)
+{
+    add_arg(call, str_make(data, len));
+}
+
+void queue_call_str(struct queue_call *call, const char *text)
+{
+    add_arg(call, str_make(text, strlen(text)));
+}
+
+void queue_call_int(struct queue_call *call, long long value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", value);
+    queue_call_str(call, text);
+}
+
+/* Errors after which the same call may well succeed: the server's state, not the call's content. */
+static bool is_passing(const redisReply *reply)
+{
+    static const char *const words[] = {
+        "LOADING", "BUSY",        "OOM",        "READONLY", "MASTERDOWN", "UNBLOCKED", "TRYAGAIN",
+        "ASK",     "CLUSTERDOWN", "NOREPLICAS", "MISCONF",  "NOAUTH",     "EXECABORT"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        size_t len = strlen(words[i]);
+        if (reply->len > len && memcmp(reply->str, words[i], len) == 0 && reply->str[len] == ' ')
+            return true;
+        /* An error that Lua passed on carries the text of the command's error further inside. */
+        if (strcmp(words[i], "OOM") == 0 && strstr(reply->str, "OOM command not allowed") != NULL)
+            return true;
+    }
+    return false;
+}
+
+static void on_reply(struct redis *r, redisReply *reply, void *data)
+{
+    (void)r;
+    struct queue_call *call = data;
+    struct queue *q = call->queue;
+    call->in_flight = false;
+    if (!call->cancelled) {
+        if (reply == NULL) /* lost: sent again when the connection is back */
+            return;
+        if (reply->type == REDIS_REPLY_ERROR && is_passing(reply)) {
+            log_warn("redis refused %s for now: %s", call->script->name, reply->str);
+            if (!ev_is_active(&q->retry)) {
+                ev_timer_set(&q->retry, RETRY_SECONDS, 0);
+                ev_timer_start(q->options.loop, &q->retry);
+            }
+            return;
+        }
+        if (reply->type == REDIS_REPLY_ERROR)
+            log_error("script %s failed: %s", call->script->name, reply->str);
+    }
+    call_unlink(call);
+    if (!call->cancelled && call->cb != NULL)
+        call->cb(reply, call->data);
+    call_free(call);
+}
+
+static void transmit(struct queue_call *call)
+{
+    const char *argv[CALL_MAX_ARGS * 2];
+    size_t lens[CALL_MAX_ARGS * 2];
+    for (int i = 0; i < call->argc; i++) {
+        argv[i] = call->args[i].data;
+        lens[i] = call->args[i].len;
+    }
+    call->in_flight = redis_script_call(call->queue->options.redis, call->script, call->nkeys,
+                                        call->argc, argv, lens, 0, on_reply, call) == 0;
+}
+
+static void send_waiting(struct queue *q)
+{
+    for (struct queue_call *call = q->first; call != NULL && q->ready; call = call->next)
+        if (!call->in_flight && !call->cancelled)
+            transmit(call);
+}
+
+void queue_call_send(struct queue_call *call, queue_reply_fn cb, void *data)
+{
+    struct queue *q = call->queue;
+    call->cb = cb;
+    call->data = data;
+    call->prev = q->last;
+    *(q->last != NULL ? &q->last->next : &q->first) = call;
+    q->last = call;
+    q->waiting++;
+    if (!q->ready)
+        return;
+    transmit(call);
+    if (!call->in_flight && !ev_is_active(&q->retry)) { /* too much is queued already */
+        ev_timer_set(&q->retry, RETRY_SECONDS, 0);
+        ev_timer_start(q->options.loop, &q->retry);
+    }
+}
+
+void queue_call_cancel(struct queue_call *call)
+{
+    call->cancelled = true;
+    if (!call->in_flight) {
+        call_unlink(call);
+        call_free(call);
+    }
+}
+
+int queue_command(struct queue *q, int argc, const char *const *argv, const size_t *lens,
+                  redis_reply_fn cb, void *data)
+{
+    const char *args[64];
+    size_t sizes[64];
+    if (!q->ready || argc < 2 || argc > 64)
+        return -1;
+    for (int i = 0; i < argc; i++) {
+        args[i] = argv[i];
+        sizes[i] = lens != NULL ? lens[i] : strlen(argv[i]);
+    }
+    struct str key = queue_key(q, argv[1], sizes[1]);
+    args[1] = key.data;
+    sizes[1] = key.len;
+    int rc = redis_command(q->options.redis, argc, args, sizes, 0, cb, data);
+    str_fini(&key);
+    return rc;
+}

@@ -1,0 +1,438 @@
+/* The reply of one execution: numbered messages, coalesced by time and size, written by fenced calls, capped. */
+#include "worker/reply.h"
+
+#include "common/buf.h"
+#include "common/jsonx.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/utf8.h"
+#include "worker/queue/scripts.h"
+
+#include <ev.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TEXT_MAX       (64 * 1024)  /* of one output message, before JSON escapes */
+#define MESSAGE_MAX    (256u << 20) /* of one message; what is bigger is a bug of the caller */
+#define FLUSH_MESSAGES 200          /* a call at most */
+#define ENVELOPE_BYTES 160          /* what a message costs beside its own members */
+
+struct message { /* not yet sent */
+    struct message *next;
+    int stream; /* DRIVER_STDOUT, DRIVER_STDERR: body is raw text; -1: body is the JSON after seq */
+    struct buf body;
+};
+
+struct reply {
+    struct reply_options o;
+    reply_fenced_fn fenced;
+    void *data;
+    char *head; /* {"v":1,"jobId":...,"executionId":...,"seq": */
+    struct message *first, *last;
+    size_t pending_bytes;
+    long long next_seq; /* of the next message to be numbered */
+    long long stored;   /* last seq that Redis has acknowledged */
+    long long bytes;    /* stored or pending */
+    bool full;          /* the cap was met and said */
+    bool wrote;         /* a call that may have written was made */
+    bool is_fenced;
+    struct queue_call *call;   /* the flush under way */
+    long long call_last;       /* last seq in it */
+    struct queue_call *beat;   /* a heartbeat under way */
+    void (*acked)(void *data); /* of the call under way */
+    void *acked_data;
+    void (*settled)(void *data); /* waits for the call under way */
+    bool settling;
+    struct ev_timer timer, heartbeat;
+};
+
+static void flush(struct reply *r, const char *mark, void (*acked)(void *data));
+
+static struct ev_loop *loop_of(const struct reply *r)
+{
+    return queue_options(r->o.queue)->loop;
+}
+
+static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    struct reply *r = w->data;
+    if (r->call == NULL && r->first != NULL && !r->settling)
+        flush(r, "", NULL);
+}
+
+static void restart_heartbeat(struct reply *r)
+{
+    ev_timer_stop(loop_of(r), &r->heartbeat);
+    if (r->o.heartbeat_ms <= 0 || !r->o.enabled || r->settling || !r->wrote)
+        return;
+    ev_timer_set(&r->heartbeat, (double)r->o.heartbeat_ms / 1000.0, 0);
+    ev_timer_start(loop_of(r), &r->heartbeat);
+}
+
+static void set_fenced(struct reply *r, bool removed)
+{
+    if (r->is_fenced)
+        return;
+    r->is_fenced = true;
+    ev_timer_stop(loop_of(r), &r->timer);
+    ev_timer_stop(loop_of(r), &r->heartbeat);
+    r->fenced(removed, r->data);
+}
+
+/* The reply script's answer; true when the message was taken. */
+static bool accepted(struct reply *r, const redisReply *reply)
+{
+    if (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
+        return true;
+    set_fenced(r, reply->type == REDIS_REPLY_INTEGER && reply->integer == -1);
+    return false;
+}
+
+static void on_beat(redisReply *reply, void *data)
+{
+    struct reply *r = data;
+    r->beat = NULL;
+    if (accepted(r, reply))
+        restart_heartbeat(r);
+}
+
+static struct queue_call *start_call(struct reply *r, const char *mark, long long seq)
+{
+    struct queue_call *call = queue_call_new(r->o.queue, &script_reply, 3);
+    struct buf key;
+    buf_init(&key, r->o.job->id.len + 16);
+    if (buf_append(&key, "reply:", 6) != 0 ||
+        buf_append(&key, r->o.job->id.data, r->o.job->id.len) != 0)
+        abort();
+    struct str reply_id = {key.data, key.len};
+    queue_call_job_key(call, &r->o.job->id, ":lock");
+    queue_call_job_key(call, &r->o.job->id, "");
+    queue_call_job_key(call, &reply_id, "");
+    buf_fini(&key);
+    queue_call_bytes(call, r->o.job->token.data, r->o.job->token.len);
+    queue_call_int(call, r->o.ttl_ms);
+    queue_call_str(call, mark);
+    queue_call_int(call, seq);
+    return call;
+}
+
+static void on_heartbeat(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    struct reply *r = w->data;
+    if (r->beat != NULL || r->is_fenced || r->call != NULL)
+        return;
+    char *text = mem_printf("%s%lld,\"type\":\"heartbeat\"}", r->head, r->next_seq - 1);
+    r->beat = start_call(r, "", 0);
+    queue_call_str(r->beat, text);
+    free(text);
+    queue_call_send(r->beat, on_beat, r);
+}
+
+struct reply *reply_new(const struct reply_options *options, reply_fenced_fn fenced, void *data)
+{
+    struct reply *r = mem_alloc(sizeof *r);
+    r->o = *options;
+    r->fenced = fenced;
+    r->data = data;
+    r->next_seq = options->job->last_seq + 1;
+    json_t *id = jsonx_string(options->job->id.data, options->job->id.len);
+    char *id_text = jsonx_dump(id, NULL);
+    r->head = mem_printf("{\"v\":1,\"jobId\":%s,\"executionId\":\"%s\",\"seq\":", id_text,
+                         options->execution_id);
+    free(id_text);
+    json_decref(id);
+    ev_timer_init(&r->timer, on_timer, 0, 0);
+    ev_timer_init(&r->heartbeat, on_heartbeat, 0, 0);
+    r->timer.data = r->heartbeat.data = r;
+    return r;
+}
+
+static void drop_first(struct reply *r)
+{
+    struct message *m = r->first;
+    r->first = m->next;
+    if (r->first == NULL)
+        r->last = NULL;
+    r->pending_bytes -= m->body.len;
+    buf_fini(&m->body);
+    free(m);
+}
+
+void reply_free(struct reply *r)
+{
+    ev_timer_stop(loop_of(r), &r->timer);
+    ev_timer_stop(loop_of(r), &r->heartbeat);
+    if (r->call != NULL)
+        queue_call_cancel(r->call);
+    if (r->beat != NULL)
+        queue_call_cancel(r->beat);
+    while (r->first != NULL)
+        drop_first(r);
+    free(r->head);
+    free(r);
+}
+
+/* The first pending message as text with its number; it is dropped. */
+static struct str number_first(struct reply *r)
+{
+    struct message *m = r->first;
+    struct buf text;
+    buf_init(&text, MESSAGE_MAX);
+    int rc = buf_printf(&text, "%s%lld,", r->head, r->next_seq++);
+    if (m->stream >= 0) {
+        rc |= buf_printf(
+            &text, "\"type\":\"%s\",\"text\":", m->stream == DRIVER_STDOUT ? "stdout" : "stderr");
+        rc |= jsonx_quote(&text, m->body.data, m->body.len);
+        rc |= buf_append(&text, "}", 1);
+    } else {
+        rc |= buf_append(&text, m->body.data, m->body.len);
+    }
+    if (rc != 0)
+        abort();
+    drop_first(r);
+    size_t len = text.len;
+    return (struct str){buf_steal(&text), len};
+}
+
+static void on_flushed(redisReply *reply, void *data)
+{
+    struct reply *r = data;
+    void (*acked)(void *) = r->acked;
+    r->call = NULL;
+    r->acked = NULL;
+    if (!accepted(r, reply))
+        return;
+    r->stored = r->call_last;
+    restart_heartbeat(r);
+    if (acked != NULL)
+        acked(r->acked_data);
+    if (r->call != NULL) /* acked has sent another */
+        return;
+    if (r->settled != NULL) {
+        void (*settled)(void *) = r->settled;
+        r->settled = NULL;
+        settled(r->data);
+    } else if (r->settling) {
+        return;
+    } else if (r->first != NULL && r->pending_bytes >= (size_t)r->o.flush_bytes) {
+        flush(r, "", NULL);
+    } else if (r->first != NULL && !ev_is_active(&r->timer)) {
+        ev_timer_set(&r->timer, (double)r->o.flush_ms / 1000.0, 0);
+        ev_timer_start(loop_of(r), &r->timer);
+    }
+}
+
+/* Sends what is pending; the caller has seen to it that no call is under way. */
+static void flush(struct reply *r, const char *mark, void (*acked)(void *data))
+{
+    ev_timer_stop(loop_of(r), &r->timer);
+    struct queue_call *call = start_call(r, mark, r->next_seq);
+    for (int i = 0; r->first != NULL && i < FLUSH_MESSAGES; i++) {
+        struct str text = number_first(r);
+        queue_call_bytes(call, text.data, text.len);
+        str_fini(&text);
+    }
+    r->call = call;
+    r->call_last = r->next_seq - 1;
+    r->acked = acked;
+    r->acked_data = r->data;
+    r->wrote = true;
+    queue_call_send(call, on_flushed, r);
+}
+
+static void touch(struct reply *r)
+{
+    if (r->call != NULL || r->settling)
+        return;
+    if (r->pending_bytes >= (size_t)r->o.flush_bytes) {
+        flush(r, "", NULL);
+    } else if (!ev_is_active(&r->timer)) {
+        ev_timer_set(&r->timer, (double)r->o.flush_ms / 1000.0, 0);
+        ev_timer_start(loop_of(r), &r->timer);
+    }
+}
+
+static struct message *append(struct reply *r, int stream, size_t max)
+{
+    struct message *m = mem_alloc(sizeof *m);
+    m->stream = stream;
+    buf_init(&m->body, max);
+    *(r->last != NULL ? &r->last->next : &r->first) = m;
+    r->last = m;
+    return m;
+}
+
+/* Bytes of text once it is a JSON string. */
+static size_t json_cost(const char *text, size_t len)
+{
+    size_t cost = len;
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '"' || c == '\\' || (c >= '\b' && c <= '\r' && c != '\v'))
+            cost += 1;
+        else if (c < 0x20)
+            cost += 5;
+    }
+    return cost;
+}
+
+/* Counts bytes against the cap. False: they are not to be stored; the first time, one message says so. */
+static bool has_room(struct reply *r, size_t len)
+{
+    if (!r->o.enabled || r->is_fenced || r->full)
+        return false;
+    if (r->bytes + (long long)len <= r->o.max_bytes) {
+        r->bytes += (long long)len;
+        return true;
+    }
+    r->full = true;
+    reply_message(r, "truncated",
+                  json_pack("{s:s,s:I}", "what", "reply", "limit", (json_int_t)r->o.max_bytes),
+                  true);
+    return false;
+}
+
+void reply_output(struct reply *r, enum driver_stream stream, const char *text, size_t len)
+{
+    while (len > 0) {
+        size_t piece = utf8_cut(text, len, TEXT_MAX);
+        struct message *m = r->last;
+        bool fresh = m == NULL || m->stream != (int)stream || m->body.len + piece > TEXT_MAX;
+        if (!has_room(r, json_cost(text, piece) + (fresh ? ENVELOPE_BYTES : 0)))
+            return;
+        if (fresh)
+            m = append(r, (int)stream, TEXT_MAX);
+        if (buf_append(&m->body, text, piece) != 0)
+            abort();
+        r->pending_bytes += piece;
+        text += piece;
+        len -= piece;
+        touch(r);
+    }
+}
+
+void reply_message(struct reply *r, const char *type, json_t *members, bool always)
+{
+    size_t len = 0;
+    char *text = members != NULL ? jsonx_dump(members, &len) : NULL;
+    json_decref(members);
+    bool wanted = r->o.enabled && !r->is_fenced && text != NULL;
+    if (wanted && (always || has_room(r, len + ENVELOPE_BYTES))) {
+        struct message *m = append(r, -1, MESSAGE_MAX);
+        int rc = buf_printf(&m->body, "\"type\":\"%s\"", type);
+        if (len > 2)
+            rc |= buf_printf(&m->body, ",%s", text + 1);
+        else
+            rc |= buf_append(&m->body, "}", 1);
+        if (rc != 0)
+            abort();
+        r->pending_bytes += m->body.len;
+        touch(r);
+    }
+    free(text);
+}
+
+void reply_started(struct reply *r, int attempt, const struct driver_ready *ready, bool mark,
+                   void (*acked)(void *data))
+{
+    r->settling = true; /* so that the message waits for the call below */
+    reply_message(r, "started",
+                  json_pack("{s:i,s:{s:b,s:b,s:s?}}", "attempt", attempt, "sandbox", "reused",
+                            ready->reused, "resumed", ready->resumed, "stateLost",
+                            ready->state_lost),
+                  true);
+    r->settling = false;
+    if (r->first == NULL && !mark) {
+        acked(r->data);
+        return;
+    }
+    char *text =
+        mark ? mem_printf("%s|%s", r->o.job->token.data, r->o.execution_id) : mem_strdup("");
+    flush(r, text, acked);
+    free(text);
+}
+
+void reply_settle(struct reply *r, void (*done)(void *data))
+{
+    r->settling = true;
+    ev_timer_stop(loop_of(r), &r->timer);
+    ev_timer_stop(loop_of(r), &r->heartbeat);
+    if (r->is_fenced)
+        return;
+    if (r->call == NULL)
+        done(r->data);
+    else
+        r->settled = done;
+}
+
+struct str *reply_take(struct reply *r, size_t *count, long long *first_seq, bool *fresh)
+{
+    size_t n = 0;
+    for (struct message *m = r->first; m != NULL; m = m->next)
+        n++;
+    struct str *messages = mem_alloc((n + 1) * sizeof *messages);
+    *count = n;
+    *first_seq = r->next_seq;
+    *fresh = !r->wrote && r->o.job->last_seq == 0;
+    for (size_t i = 0; i < n; i++)
+        messages[i] = number_first(r);
+    return messages;
+}
+
+void reply_renumber(struct reply *r, long long next_seq)
+{
+    r->next_seq = next_seq;
+}
+
+void reply_messages_free(struct str *messages, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        str_fini(&messages[i]);
+    free(messages);
+}
+
+void reply_flush_for(struct reply *r, void (*acked)(void *data), void *data)
+{
+    if (r->first == NULL) {
+        acked(data);
+        return;
+    }
+    flush(r, "", acked);
+    r->acked_data = data;
+}
+
+long long reply_last_seq(const struct reply *r)
+{
+    return r->stored;
+}
+
+long long reply_bytes(const struct reply *r)
+{
+    return r->bytes;
+}
+
+void reply_say_removed(struct reply *r)
+{
+    if (!r->o.enabled || r->stored == 0)
+        return;
+    struct queue_call *call = queue_call_new(r->o.queue, &script_removed, 3);
+    char *reply_key = mem_printf("reply:%s", r->o.job->id.data);
+    queue_call_job_key(call, &r->o.job->id, ":lock");
+    queue_call_job_key(call, &r->o.job->id, "");
+    queue_call_key(call, reply_key);
+    free(reply_key);
+    queue_call_int(call, r->o.ttl_ms);
+    queue_call_int(call, r->stored);
+    char *text = mem_printf("%s%lld,\"type\":\"done\",\"state\":\"failed\",\"reason\":\"removed\","
+                            "\"error\":\"The job was "
+                            "removed from the queue while it ran.\"}",
+                            r->head, r->stored + 1);
+    queue_call_str(call, text);
+    free(text);
+    queue_call_send(call, NULL, NULL);
+}

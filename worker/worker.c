@@ -1,0 +1,366 @@
+/* The worker: claims jobs while it has free slots, runs them, ends them, and drains. */
+#include "worker/worker.h"
+
+#include "common/http.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/reaper.h"
+#include "common/settings.h"
+#include "common/text.h"
+#include "worker/intake.h"
+#include "worker/presence.h"
+#include "worker/queue/marker.h"
+#include "worker/queue/stalled.h"
+#include "worker/run.h"
+
+#include <ev.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PARK_HORIZON_MS 3600000 /* parked jobs are woken by their thread; this is the last resort */
+#define DELAYED_WAIT_MAX_MS                                                                        \
+    10000                  /* longest wait on the marker when a delayed job is due (as BullMQ) */
+#define CLAIM_PAUSE_S 0.25 /* after a claim that failed */
+#define DRAIN_EXTRA_S 1.5  /* for the last words, once runs were stopped */
+
+struct worker {
+    struct ev_loop *loop;
+    struct settings *settings;
+    char replica_id[37];
+    struct redis *redis;
+    struct queue *queue;
+    struct locks *locks;
+    struct stalled *stalled;
+    struct marker *marker;
+    struct intake *intake;
+    struct presence *presence;
+    struct factory *factory;
+    struct http *http;
+    struct run_host host;
+    struct run *runs;
+    long long running, concurrency;
+    bool claiming, claim_again, was_ready;
+    long long limited_until; /* monotonic ms: rate limited */
+    struct ev_timer pause;   /* until the next claim */
+    bool draining, stopping, ended_said;
+    struct ev_timer drain_timer;
+    void (*ended)(void *data);
+    void *ended_data;
+};
+
+static void pump(struct worker *w);
+static void check_drained(struct worker *w);
+
+static void pump_after(struct worker *w, double seconds)
+{
+    ev_timer_stop(w->loop, &w->pause);
+    ev_timer_set(&w->pause, seconds, 0);
+    ev_timer_start(w->loop, &w->pause);
+}
+
+static void on_pause_over(struct ev_loop *loop, struct ev_timer *t, int revents)
+{
+    (void)loop;
+    (void)revents;
+    pump(t->data);
+}
+
+static void on_woken(long long next_delayed_at, void *data)
+{
+    struct worker *w = data;
+    long long wait = next_delayed_at - text_now_ms();
+    if (next_delayed_at > 0 && wait > 0) /* the marker spoke of a delayed job that is not due yet */
+        pump_after(w, (double)(wait < DELAYED_WAIT_MAX_MS ? wait : DELAYED_WAIT_MAX_MS) / 1000.0);
+    else
+        pump(w);
+}
+
+/* Nothing was claimable: wait for the marker, but not past what else is known to come. */
+static void wait_for_work(struct worker *w, const struct claim_answer *answer)
+{
+    if (w->draining || marker_waiting(w->marker))
+        return;
+    if (answer->limited_ms > 0) {
+        w->limited_until = text_monotonic_ms() + answer->limited_ms;
+        pump_after(w, (double)(answer->limited_ms < 30000 ? answer->limited_ms : 30000) / 1000.0);
+        return;
+    }
+    long long most = settings_int(w->settings, SETTING_DRAIN_DELAY_MS), wait = most;
+    if (answer->next_delayed_at > 0) {
+        wait = answer->next_delayed_at - text_now_ms();
+        most = most > DELAYED_WAIT_MAX_MS ? most : DELAYED_WAIT_MAX_MS;
+        wait = wait > most ? most : wait;
+    }
+    if (wait <= 0)
+        pump(w);
+    else
+        marker_wait(w->marker, wait, on_woken, w);
+}
+
+static void take_job(struct worker *w, struct claimed_job *job)
+{
+    struct run *run = run_start(&w->host, job);
+    *run_link(run) = w->runs;
+    w->runs = run;
+    w->running++;
+}
+
+static void on_claimed(const struct claim_answer *answer, void *data)
+{
+    struct worker *w = data;
+    w->claiming = false;
+    if (answer == NULL) {
+        pump_after(w, CLAIM_PAUSE_S);
+    } else if (answer->job != NULL) {
+        take_job(w, answer->job);
+        pump(w);
+    } else if (w->claim_again) {
+        pump(w);
+    } else {
+        wait_for_work(w, answer);
+    }
+    check_drained(w);
+}
+
+/* Claims when there is a free slot; the one place where claims begin. */
+static void pump(struct worker *w)
+{
+    if (w->draining || !queue_is_ready(w->queue) || w->running >= w->concurrency)
+        return;
+    if (w->claiming) {
+        w->claim_again = true;
+        return;
+    }
+    long long limited = w->limited_until - text_monotonic_ms();
+    if (limited > 0) {
+        pump_after(w, (double)limited / 1000.0);
+        return;
+    }
+    w->claim_again = false;
+    w->claiming = claim_next(w->queue, on_claimed, w) == 0;
+    if (!w->claiming)
+        pump_after(w, CLAIM_PAUSE_S);
+}
+
+static bool may_fetch(void *data)
+{
+    struct worker *w = data;
+    return !w->draining && w->running <= w->concurrency;
+}
+
+static void on_run_ended(struct run *run, const struct claim_answer *answer, void *data)
+{
+    struct worker *w = data;
+    struct run **link = &w->runs;
+    while (*link != run)
+        link = run_link(*link);
+    *link = *run_link(run);
+    w->running--;
+    if (answer != NULL && answer->job != NULL) {
+        take_job(w, answer->job);
+        pump(w);
+    } else if (!marker_waiting(w->marker)) {
+        pump(w);
+    }
+    check_drained(w);
+}
+
+static void on_stalled_woke(void *data)
+{
+    pump(data);
+}
+
+/* ---- the connection ---- */
+
+static void on_locks_renewed(bool ok, void *data)
+{
+    struct worker *w = data;
+    if (!redis_ready(w->redis))
+        return;
+    if (!ok)
+        log_warn("locks could not be renewed after the connection came back; trying with the next "
+                 "renewal");
+    queue_set_ready(w->queue, true);
+    presence_refresh(w->presence);
+    pump(w);
+}
+
+static void on_redis_state(struct redis *r, bool ready, const char *reason, void *data)
+{
+    (void)r;
+    (void)reason;
+    struct worker *w = data;
+    if (!ready) {
+        queue_set_ready(w->queue, false);
+        return;
+    }
+    if (w->was_ready) /* every replica gets the time to renew its locks before anybody calls a job stalled */
+        stalled_hold(w->stalled, settings_int(w->settings, SETTING_LOCK_DURATION_MS));
+    w->was_ready = true;
+    locks_renew_now(w->locks, on_locks_renewed, w);
+}
+
+/* ---- draining ---- */
+
+static void say_ended(void *data)
+{
+    struct worker *w = data;
+    w->ended(w->ended_data);
+}
+
+static void check_drained(struct worker *w)
+{
+    if (!w->draining || w->ended_said || w->running > 0 || w->claiming)
+        return;
+    w->ended_said = true;
+    ev_timer_stop(w->loop, &w->drain_timer);
+    factory_dispose(w->factory, say_ended, w);
+    w->factory = NULL;
+}
+
+static void on_drain_limit(struct ev_loop *loop, struct ev_timer *t, int revents)
+{
+    (void)loop;
+    (void)revents;
+    struct worker *w = t->data;
+    if (!w->stopping) {
+        w->stopping = true;
+        for (struct run *run = w->runs; run != NULL; run = *run_link(run))
+            run_stop(run, RUN_STOP_DRAINED);
+        ev_timer_set(&w->drain_timer, DRAIN_EXTRA_S, 0);
+        ev_timer_start(w->loop, &w->drain_timer);
+        return;
+    }
+    while (w->runs != NULL)
+        run_abandon(w->runs, "the worker shuts down and Redis or the sandbox does not answer");
+    w->claiming = false;
+    check_drained(w);
+}
+
+void worker_drain(struct worker *w, void (*ended)(void *data), void *data)
+{
+    w->ended = ended;
+    w->ended_data = data;
+    double limit = (double)settings_int(w->settings, SETTING_DRAIN_TIMEOUT_MS) / 1000.0;
+    if (w->draining)
+        limit = 0;
+    else
+        log_info("draining: no more jobs are claimed; %lld are running", w->running);
+    w->draining = true;
+    ev_timer_stop(w->loop, &w->pause);
+    if (w->intake != NULL)
+        intake_stop(w->intake);
+    if (!w->stopping) {
+        ev_timer_stop(w->loop, &w->drain_timer);
+        ev_timer_set(&w->drain_timer, limit, 0);
+        ev_timer_start(w->loop, &w->drain_timer);
+    }
+    presence_refresh(w->presence);
+    check_drained(w);
+}
+
+/* ---- the beginning and the end ---- */
+
+static long long slots(const struct settings *s)
+{
+    long long given = settings_int(s, SETTING_WORKER_CONCURRENCY);
+    const char *why;
+    if (given > 0)
+        return given;
+    if (strcmp(factory_describe(s, &why), "LOCAL") != 0)
+        return 100;
+    /* A kernel takes about 80 MB before the user's data; half a GiB each is a careful guess. */
+    long long cores = sysconf(_SC_NPROCESSORS_ONLN), pages = sysconf(_SC_PHYS_PAGES);
+    long long by_memory = pages * (sysconf(_SC_PAGESIZE) / 1024) / (512 * 1024);
+    long long count = cores * 4 < by_memory ? cores * 4 : by_memory;
+    return count < 2 ? 2 : count;
+}
+
+static long long running(void *data)
+{
+    return ((struct worker *)data)->running;
+}
+
+static bool is_draining(void *data)
+{
+    return ((struct worker *)data)->draining;
+}
+
+struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char *err,
+                          unsigned long err_size)
+{
+    struct redis_url url;
+    char why[200];
+    if (redis_url_parse(settings_redis_url(settings), &url, why, sizeof why) != 0) {
+        snprintf(err, err_size, "%s: %s",
+                 settings_is_set(settings, SETTING_REDIS_QUEUE_URL) ? "REDIS_QUEUE_URL"
+                                                                    : "REDIS_URL",
+                 why);
+        return NULL;
+    }
+    struct worker *w = mem_alloc(sizeof *w);
+    w->loop = loop;
+    w->settings = settings_ref(settings);
+    w->concurrency = slots(settings);
+    text_uuid(w->replica_id);
+    ev_timer_init(&w->pause, on_pause_over, 0, 0);
+    ev_timer_init(&w->drain_timer, on_drain_limit, 0, 0);
+    w->pause.data = w->drain_timer.data = w;
+    w->http = http_new(loop);
+    w->redis = redis_new(
+        loop, &(struct redis_options){.url = &url, .label = "commands", .idle_ping_ms = 5000},
+        on_redis_state, w);
+    w->queue = queue_new(&(struct queue_options){
+        .loop = loop,
+        .redis = w->redis,
+        .prefix = settings_str(settings, SETTING_QUEUE_PREFIX),
+        .name = settings_str(settings, SETTING_QUEUE_NAME),
+        .replica_id = w->replica_id,
+        .worker_name = settings_str(settings, SETTING_WORKER_NAME),
+        .lock_duration_ms = settings_int(settings, SETTING_LOCK_DURATION_MS),
+        .park_horizon_ms = PARK_HORIZON_MS,
+        .data_max_bytes = settings_int(settings, SETTING_JOB_DATA_MAX_BYTES),
+    });
+    w->locks = locks_new(w->queue, settings_int(settings, SETTING_LOCK_RENEW_MS));
+    w->stalled = stalled_new(w->queue, settings_int(settings, SETTING_STALLED_INTERVAL_MS),
+                             settings_int(settings, SETTING_MAX_STALLED_COUNT), on_stalled_woke, w);
+    w->marker = marker_new(w->queue, &url);
+    if (settings_bool(settings, SETTING_STREAM_INTAKE))
+        w->intake = intake_new(w->queue, &url);
+    w->presence = presence_new(w->queue, settings, running, is_draining, w);
+    w->factory = factory_new(&(struct driver_host){
+        .loop = loop,
+        .replica_id = w->replica_id,
+        .check_moved = presence_check_moved,
+        .data = w->presence,
+        .lock_duration_ms = settings_int(settings, SETTING_LOCK_DURATION_MS)});
+    w->host = (struct run_host){loop,    w->queue,    w->redis,  w->locks,     w->factory,
+                                w->http, w->settings, may_fetch, on_run_ended, w};
+    redis_url_fini(&url);
+    const char *not_named;
+    const char *driver = factory_describe(settings, &not_named);
+    log_info("replica %s: queue %s, %lld slots, driver %s%s%s", w->replica_id,
+             queue_prefix(w->queue), w->concurrency, driver, not_named[0] != '\0' ? ": " : "",
+             not_named);
+    return w;
+}
+
+void worker_free(struct worker *w)
+{
+    ev_timer_stop(w->loop, &w->pause);
+    ev_timer_stop(w->loop, &w->drain_timer);
+    presence_leave(w->presence);
+    redis_free(w->redis); /* first: commands under way get their callback while all is there */
+    marker_free(w->marker);
+    if (w->intake != NULL)
+        intake_free(w->intake);
+    stalled_free(w->stalled);
+    locks_free(w->locks);
+    http_free(w->http);
+    presence_free(w->presence);
+    queue_free(w->queue);
+    settings_free(w->settings);
+    free(w);
+}
