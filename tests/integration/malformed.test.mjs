@@ -65,6 +65,8 @@ const raw = [ // [what, data, what failedReason must name]
   ['env value with NUL', object({ env: { A: 'x\0y' } }), /env/],
   ['env name with =', object({ env: { 'A=B': 'x' } }), /env/],
   ['env name empty', object({ env: { '': 'x' } }), /env/],
+  ['a key of something else', object({ files: [{ filename: 'a', key: 'bull:other:1' }] }), /key/],
+  ['secretsKey of something else', object({ secretsKey: 'bull:other:1' }), /secretsKey/],
   ['secretsKey a number', object({ secretsKey: 1 }), /secretsKey/],
   ['timeoutMs 0', object({ timeoutMs: 0 }), /timeoutMs/],
   ['timeoutMs -1', object({ timeoutMs: -1 }), /timeoutMs/],

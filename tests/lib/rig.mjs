@@ -40,6 +40,7 @@ export function workerEnv(env) {
     LOG_FORMAT: 'json',
     LOG_LEVEL: 'debug',
     DRAIN_TIMEOUT_MS: '2000',
+    WORKER_CONCURRENCY: '32',
     ...env,
   };
 }
@@ -88,7 +89,7 @@ export async function makeRig(t, redis, { env = {}, replicas = 1, version = '6.7
   self.queue = new Queue(self.name, { connection: redis.connection, prefix });
   self.queue.on('error', () => {});
   if (events) {
-    self.events = new QueueEvents(self.name, { connection: redis.connection, prefix });
+    self.events = new QueueEvents(self.name, { connection: redis.connection, prefix, lastEventId: '0-0' });
     self.events.on('error', () => {});
     self.events.setMaxListeners(0);
     await self.events.waitUntilReady();

@@ -1,0 +1,122 @@
+// Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
+// exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
+//
+//   tests/run [suite...]      suites: unit, integration, sanitizers (default: all)
+//   TEST_ONLY=clients,reply   only these files of tests/integration
+import { spawn } from 'node:child_process';
+import { existsSync, readdirSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
+import { join, relative } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('..', import.meta.url));
+const only = process.env.TEST_ONLY?.split(',');
+const total = { passed: 0, failed: 0 };
+const children = new Set();
+for (const signal of ['SIGINT', 'SIGTERM']) {
+  process.on(signal, () => {
+    for (const child of children) child.kill(signal);
+    process.exit(130);
+  });
+}
+
+/** Runs a program, handing each line it prints to onLine; its exit code, or 128 + signal. */
+function run(program, args, { env = {}, onLine }) {
+  return new Promise((resolve) => {
+    const child = spawn(program, args, { cwd: root, env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] });
+    children.add(child);
+    for (const stream of [child.stdout, child.stderr]) {
+      let rest = '';
+      stream.setEncoding('utf8');
+      stream.on('data', (text) => {
+        const lines = (rest + text).split('\n');
+        rest = lines.pop();
+        lines.forEach(onLine);
+      });
+      stream.on('end', () => rest && onLine(rest));
+    }
+    child.on('error', (error) => onLine(`not ok: ${error.message}`));
+    child.on('close', (code, signal) => {
+      children.delete(child);
+      resolve(code ?? 128 + (signal ? 1 : 0));
+    });
+  });
+}
+
+/** One cmocka program: a test that was begun and did not say OK (failed, skipped, crashed) is a failed one. */
+async function runUnit(program) {
+  const lines = [];
+  const code = await run(program, [], { onLine: (line) => lines.push(line) });
+  const begun = lines.filter((line) => /^\[ RUN {6}\]/.test(line)).length;
+  const passed = lines.filter((line) => /^\[ {7}OK \]/.test(line)).length;
+  const count = { passed, failed: begun - passed };
+  if ((code !== 0 || passed === 0) && count.failed === 0) count.failed = 1; // crashed at its end, or leaked
+  if (count.failed) console.log(lines.join('\n'));
+  return count;
+}
+
+async function unit() {
+  const dirs = readdirSync(join(root, 'build')).map((variant) => join(root, 'build', variant, 'unit')).filter(existsSync);
+  const wanted = process.env.UNIT_DIR ? [process.env.UNIT_DIR] : dirs;
+  const count = { passed: 0, failed: 0 };
+  for (const dir of wanted) {
+    for (const name of readdirSync(dir).filter((n) => /^test_[a-z0-9_]+$/.test(n)).sort()) {
+      const one = await runUnit(join(dir, name));
+      count.passed += one.passed;
+      count.failed += one.failed;
+      console.log(`  ${relative(root, dir)}/${name}: ${one.passed} passed, ${one.failed} failed`);
+    }
+  }
+  if (count.passed === 0) count.failed++; // nothing was built: not a success
+  return count;
+}
+
+/** node:test in TAP: counts the leaves (tests that have no subtests of their own). */
+async function nodeTests(env) {
+  const count = { passed: 0, failed: 0 };
+  const files = readdirSync(join(root, 'tests/integration')).filter((name) => /\.test\.mjs$/.test(name))
+    .filter((name) => !only || only.includes(name.replace('.test.mjs', ''))).sort();
+  const concurrency = process.env.TEST_CONCURRENCY ?? Math.max(2, availableParallelism());
+  const reported = {};
+  const code = await run(process.execPath, ['--test', `--test-concurrency=${concurrency}`,
+    '--test-reporter', join(root, 'tests/lib/reporter.mjs'), ...files.map((name) => join('tests/integration', name))], {
+    env,
+    onLine: (line) => {
+      const counted = /^# counted (\d+) passed, (\d+) failed$/.exec(line);
+      if (counted) Object.assign(reported, { passed: Number(counted[1]), failed: Number(counted[2]) });
+      else console.log(line);
+    },
+  });
+  Object.assign(count, reported);
+  if (reported.passed === undefined || (code !== 0 && count.failed === 0)) count.failed++;
+  return count;
+}
+
+const suites = {
+  unit,
+  integration: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
+  sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
+};
+
+const chosen = process.argv.slice(2);
+const unknown = chosen.find((name) => !suites[name]);
+if (unknown) {
+  console.error(`no suite named ${unknown}; there are ${Object.keys(suites).join(', ')}`);
+  process.exit(2);
+}
+for (const name of chosen.length ? chosen : Object.keys(suites)) {
+  console.log(`== ${name}`);
+  const begun = Date.now();
+  let count;
+  try {
+    count = await suites[name]();
+  } catch (error) {
+    console.log(`  ${name} could not run: ${error.message}`);
+    count = { passed: 0, failed: 1 };
+  }
+  total.passed += count.passed;
+  total.failed += count.failed;
+  console.log(`== ${name}: ${count.passed} passed, ${count.failed} failed in ${((Date.now() - begun) / 1000).toFixed(1)} s`);
+}
+console.log(`${total.passed} passed, ${total.failed} failed`);
+process.exitCode = total.failed ? 1 : 0;
