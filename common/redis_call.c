@@ -274,13 +274,25 @@ static size_t feed(struct redis *r)
     return fed;
 }
 
+/* What the server said before it hung up is read first: replies that count, or its reason. */
+static void write_failed(struct redis *r)
+{
+    const struct redisContext *ctx = r->ctx;
+    char why[128];
+    snprintf(why, sizeof(why), "%s", r->ctx->errstr);
+    r->ctx->err = 0; /* hiredis would not read any more */
+    redis_read(r);
+    if (r->ctx == ctx)
+        redis_drop(r, false, "write: %s", why);
+}
+
 void redis_flush(struct redis *r)
 {
     for (size_t written = 0; r->ctx && !r->socket_full;) {
         size_t fed = r->slice_left ? 0 : feed(r);
         int done = 1;
         if (r->ctx->err || redisBufferWrite(r->ctx, &done) != REDIS_OK) {
-            redis_drop(r, false, "write: %s", r->ctx->errstr);
+            write_failed(r);
             return;
         }
         written += fed;

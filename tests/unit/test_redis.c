@@ -469,6 +469,38 @@ static void test_late_server(void **state)
     redis_free(p.r);
 }
 
+/* Up, but still reading its data: one line that says so, then ready. */
+static void test_loading(void **state)
+{
+    static const char *const slow[] = {"--key-load-delay", "3000",
+                                       "--loading-process-events-interval-bytes", "1024", NULL};
+    struct probe p;
+    (void)state;
+    admin("EVAL for\tn=1,300\tdo\tredis.call('SET',n,string.rep('x',200))\tend 0");
+    admin("SAVE");
+    redis_server_kill(&server);
+    redis_server_start(&server, slow);
+    connect_socket(&p, (struct redis_options){0});
+    run_until(p.ups);
+    assert_int_equal(log_count("REDIS_URL is still loading"), 1);
+    assert_int_equal(p.downs, 0);
+    redis_free(p.r);
+}
+
+static void test_too_many_clients(void **state)
+{
+    struct probe p;
+    (void)state;
+    redisContext *one = redis_server_dial(&server);
+    freeReplyObject(redisCommand(one, "CONFIG SET maxclients 1"));
+    connect_socket(&p, (struct redis_options){.client_name = "x"});
+    run_until(log_count("max number of clients"));
+    assert_int_equal(log_count("\n"), 1);
+    redisFree(one);
+    run_until(p.ups);
+    redis_free(p.r);
+}
+
 static void test_client_kill(void **state)
 {
     struct probe p;
@@ -634,12 +666,13 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(test_commands),       TEST(test_pipeline),      TEST(test_bounded),
-        TEST(test_auth),           TEST(test_few_rights),    TEST(test_needless_password),
-        TEST(test_wrong_password), TEST(test_script),        TEST(test_restart),
-        TEST(test_late_server),    TEST(test_client_kill),   TEST(test_frozen),
-        TEST(test_idle_ping),      TEST(test_own_stall),     TEST(test_readonly_reopens),
-        TEST(test_reopen),         TEST(test_free_anywhere), TEST(test_no_such_host),
+        TEST(test_commands),       TEST(test_pipeline),         TEST(test_bounded),
+        TEST(test_auth),           TEST(test_few_rights),       TEST(test_needless_password),
+        TEST(test_wrong_password), TEST(test_script),           TEST(test_restart),
+        TEST(test_late_server),    TEST(test_loading),          TEST(test_too_many_clients),
+        TEST(test_client_kill),    TEST(test_frozen),           TEST(test_idle_ping),
+        TEST(test_own_stall),      TEST(test_readonly_reopens), TEST(test_reopen),
+        TEST(test_free_anywhere),  TEST(test_no_such_host),
     };
     return cmocka_run_group_tests_name("redis", tests, NULL, NULL);
 }
