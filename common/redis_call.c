@@ -279,7 +279,7 @@ static void write_failed(struct redis *r)
 {
     const struct redisContext *ctx = r->ctx;
     char why[128];
-    snprintf(why, sizeof(why), "%s", r->ctx->errstr);
+    snprintf(why, sizeof(why), "%s", redis_tls_error(r->ctx->errstr));
     r->ctx->err = 0; /* hiredis would not read any more */
     redis_read(r);
     if (r->ctx == ctx)
@@ -406,7 +406,7 @@ void redis_read(struct redis *r)
     for (int i = 0; i < REDIS_READS_PER_TURN; i++) {
         int waiting = 0;
         if (redisBufferRead(r->ctx) != REDIS_OK) {
-            redis_drop(r, false, "%s", r->ctx->errstr);
+            redis_drop(r, false, "%s", redis_tls_error(r->ctx->errstr));
             return;
         }
         if (!dispatch_all(r, ctx))

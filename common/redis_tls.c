@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <hiredis/hiredis_ssl.h>
+#include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
@@ -48,6 +49,13 @@ int redis_tls_start(struct redisContext *c, const char *host)
     return redisInitiateSSL(c, ssl) == REDIS_OK ? 0 : -1; /* owns ssl from here */
 }
 
+const char *redis_tls_error(const char *otherwise)
+{
+    const char *why = ERR_reason_error_string(ERR_peek_last_error());
+    ERR_clear_error();
+    return why ? why : otherwise;
+}
+
 #else
 
 bool redis_tls_available(void)
@@ -60,6 +68,11 @@ int redis_tls_start(struct redisContext *c, const char *host)
     (void)c;
     (void)host;
     return -1;
+}
+
+const char *redis_tls_error(const char *otherwise)
+{
+    return otherwise;
 }
 
 #endif

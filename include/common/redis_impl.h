@@ -118,5 +118,7 @@ void redis_greet_reply(struct redis *r, enum redis_step step, const redisReply *
 bool redis_tls_available(void);
 /* Starts TLS on a connected socket, checking certificate and host name; -1 with c->errstr set. */
 int redis_tls_start(struct redisContext *c, const char *host);
+/* What TLS last found wrong, or otherwise when it was something else (hiredis says "Success"). */
+const char *redis_tls_error(const char *otherwise);
 
 #endif
