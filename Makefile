@@ -8,6 +8,8 @@ Q := $(if $(V),,@)
 # Variant: release (build/sandpiper), test (SCRIPTED driver in it), or what SANITIZE gives.
 SANITIZE ?=
 TEST_BUILD ?=
+# Node.js of build/deps/bin, where `make deps` had to bring one.
+export PATH := $(CURDIR)/build/deps/bin:$(PATH)
 BUILD := build/$(if $(SANITIZE),san,$(if $(TEST_BUILD),test,release))$(if $(filter clang,$(notdir $(CC))),-clang)
 
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wvla -Werror
@@ -49,7 +51,7 @@ $(BUILD)/obj/gen/%.o: $(BUILD)/gen/%.c
 
 $(BUILD)/gen/embedded.c: worker/embed.py worker/drivers/local/host.py worker/drivers/kernel/prepare.py
 	@mkdir -p $(@D)
-	$(PYTHON) worker/embed.py $@ local_host_py=worker/drivers/local/host.py prepare_py=worker/drivers/kernel/prepare.py
+	$(Q)$(PYTHON) worker/embed.py $@ local_host_py=worker/drivers/local/host.py prepare_py=worker/drivers/kernel/prepare.py
 
 # BullMQ's Lua is fetched once, by its pinned version; its hash is checked each time it is expanded.
 LUA := worker/queue/lua
@@ -58,11 +60,18 @@ BULLMQ_TARBALL := build/deps/bullmq-$(BULLMQ).tgz
 
 $(BULLMQ_TARBALL):
 	@mkdir -p $(@D)
-	cd $(@D) && npm pack --silent bullmq@$(BULLMQ)
+	$(Q)cd $(@D) && npm pack --silent bullmq@$(BULLMQ) >/dev/null
 
+ifeq ($(wildcard $(LUA)/expanded.c),)
 $(BUILD)/gen/scripts.c: $(BULLMQ_TARBALL) $(LUA)/expand.py $(LUA)/bullmq.lock $(wildcard $(LUA)/*.lua)
 	@mkdir -p $(@D)
-	$(PYTHON) $(LUA)/expand.py $(LUA)/bullmq.lock $(BULLMQ_TARBALL) $(LUA) $@
+	$(Q)$(PYTHON) $(LUA)/expand.py $(LUA)/bullmq.lock $(BULLMQ_TARBALL) $(LUA) $@
+else
+# A source archive made by `make dist`.
+$(BUILD)/gen/scripts.c: $(LUA)/expanded.c
+	@mkdir -p $(@D)
+	cp $< $@
+endif
 
 $(BUILD)/unit/%: tests/unit/%.c $(BUILD)/libsandpiper.a
 	@mkdir -p $(@D)
@@ -72,9 +81,67 @@ $(BUILD)/unit/%: tests/unit/%.c $(BUILD)/libsandpiper.a
 unit: $(UNIT_PROGRAMS) ## Build and run the unit tests (cmocka)
 	@set -e; for t in $(UNIT_PROGRAMS); do $$t; done
 
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+.PHONY: deps
+deps: ## Install what is missing (apt, npm), so that all else works
+	@.ci/deps
+
+.PHONY: demo
+demo: deps ## The main job in one go: private Redis, worker, a tour of what it does
+	@$(MAKE) --no-print-directory -s all
+	@tests/demo/run
+
+SANITIZED := SANITIZE=address,undefined
+.PHONY: test
+test: deps ## Everything: unit and integration tests, and both again under ASan and UBSan
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@$(MAKE) --no-print-directory -s all build-unit $(SANITIZED)
+	@$(MAKE) --no-print-directory -s all
+	@tests/run
+
+.PHONY: build-unit
+build-unit: $(UNIT_PROGRAMS)
+
+.PHONY: valgrind
+valgrind: deps ## A run of 100 jobs under valgrind: no error, nothing definitely lost
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@tests/valgrind
+
+.PHONY: lint
+lint: ## clang-format, cppcheck, warnings of gcc and clang, settings against README
+	@.ci/deps all
+	@.ci/lint
+
+.PHONY: bench
+bench: deps ## Jobs a second, memory and Redis time beside a stock Node Worker
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@tests/bench/run
+
+.PHONY: install
+install: all ## Install the worker: DESTDIR=, PREFIX=/usr/local
+	install -D -m 755 $(BUILD)/sandpiper $(DESTDIR)$(PREFIX)/bin/sandpiper
+	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/sandpiper/README.md
+	install -D -m 644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/sandpiper/LICENSE
+	install -D -m 644 THIRD_PARTY_NOTICES $(DESTDIR)$(PREFIX)/share/doc/sandpiper/THIRD_PARTY_NOTICES
+
+.PHONY: uninstall
+uninstall: ## Remove what install put there
+	rm -f $(DESTDIR)$(PREFIX)/bin/sandpiper
+	rm -rf $(DESTDIR)$(PREFIX)/share/doc/sandpiper
+
+.PHONY: dist
+dist: $(BUILD)/gen/scripts.c ## A source archive with the expanded Lua in it, for builds without npm
+	@mkdir -p build/dist
+	git archive --prefix=sandpiper-$(VERSION)/ -o build/dist/sandpiper-$(VERSION).tar HEAD
+	tar --transform 's|.*/scripts.c|sandpiper-$(VERSION)/worker/queue/lua/expanded.c|' -rf build/dist/sandpiper-$(VERSION).tar $(BUILD)/gen/scripts.c
+	gzip -f build/dist/sandpiper-$(VERSION).tar
+
 .PHONY: clean
-clean: ## Remove what was built (the fetched packages stay in build/deps)
-	rm -rf build/release* build/test* build/san*
+clean: ## Remove what was built (fetched packages stay in build/deps)
+	rm -rf build/release* build/test* build/san* build/fuzz build/demo build/dist
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 

@@ -3,6 +3,7 @@
 
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/reaper.h"
 #include "common/text.h"
 #include "worker/intake_check.h"
 #include "worker/queue/scripts.h"
@@ -237,12 +238,19 @@ struct intake *intake_new(struct queue *q, const struct redis_url *url)
     return in;
 }
 
+static void free_redis(void *redis)
+{
+    redis_free(redis);
+}
+
 void intake_stop(struct intake *in)
 {
     in->stopped = true;
     ev_timer_stop(queue_options(in->q)->loop, &in->pause);
     ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
-    redis_reopen(in->redis, "draining: the stream is not read any more");
+    if (in->redis != NULL)
+        reaper_defer(free_redis, in->redis); /* the read under way may be our caller */
+    in->redis = NULL;
 }
 
 void intake_free(struct intake *in)
@@ -250,6 +258,7 @@ void intake_free(struct intake *in)
     in->stopped = true;
     ev_timer_stop(queue_options(in->q)->loop, &in->pause);
     ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
-    redis_free(in->redis);
+    if (in->redis != NULL)
+        redis_free(in->redis);
     free(in);
 }
