@@ -153,7 +153,8 @@ static int http_on_set_socket(CURL *easy, curl_socket_t fd, int what, void *data
     }
     if (!s)
         s = http_socket_new(client, fd);
-    /* Stop before set: the number may be a new file by now, and libev must not think it the old one. */
+    /* Stop before set: the number may be a new file by now, and libev must not think it the old
+     * one. */
     ev_io_stop(client->loop, &s->io);
     ev_io_set(&s->io, fd,
               (what & CURL_POLL_IN ? EV_READ : 0) | (what & CURL_POLL_OUT ? EV_WRITE : 0));
@@ -223,8 +224,8 @@ static struct http_request *http_first_due(const struct http *client)
     return request;
 }
 
-/* The one place where requests enter and leave curl. Callbacks may start and cancel others, so the list
- * is looked at afresh after each. */
+/* The one place where requests enter and leave curl. Callbacks may start and cancel others, so the
+ * list is looked at afresh after each. */
 static void http_turn(struct http *client)
 {
     struct http_request *request;

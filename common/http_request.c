@@ -51,7 +51,8 @@ static bool has_body(const struct http_options *options)
     return (options->body && options->body_len) || (options->read_body && options->read_body_len);
 }
 
-/* Only GET and HEAD go on by themselves: a body is sent once, and who sends one looks at the status. */
+/* Only GET and HEAD go on by themselves: a body is sent once, and who sends one looks at the
+ * status. */
 static bool will_redirect(const struct http_request *request)
 {
     const struct http_options *options = &request->options;
@@ -143,7 +144,8 @@ static size_t on_header(char *line, size_t size, size_t count, void *data)
     return len;
 }
 
-/* Takes up to size bytes from the streamed body; -1 when it fails or ends before its promised length. */
+/* Takes up to size bytes from the streamed body; -1 when it fails or ends before its promised
+ * length. */
 static long read_streamed(struct http_request *request, char *into, size_t size)
 {
     const struct http_options *options = &request->options;
@@ -188,8 +190,8 @@ static size_t on_read(char *into, size_t size, size_t count, void *data)
     return (size_t)got;
 }
 
-/* When a reused connection dies before the answer, curl would send the request again and say nothing
- * (curl#18417): code would run twice. Refusing to rewind makes that an error. */
+/* When a reused connection dies before the answer, curl would send the request again and say
+ * nothing (curl#18417): code would run twice. Refusing to rewind makes that an error. */
 static int on_seek(void *data, curl_off_t offset, int origin)
 {
     (void)data;
@@ -290,7 +292,8 @@ static char *url_part(CURLU *url, CURLUPart part)
     return curl_url_get(url, part, &text, CURLU_DEFAULT_PORT) ? NULL : text;
 }
 
-/* Names the current hop and finds out whether the address rule applies; -1 with the verdict given. */
+/* Names the current hop and finds out whether the address rule applies; -1 with the verdict given.
+ */
 static int look_at_url(struct http_request *request)
 {
     char *scheme = url_part(request->url, CURLUPART_SCHEME);

@@ -73,7 +73,8 @@ static bool is_public6(const uint8_t *ip)
         return false;
     if (ip[0] == 0x20 && ip[1] == 0x01 && ip[2] < 0x02) /* 2001::/23: benchmark, ORCHID and kin */
         return false;
-    /* Only 2000::/3 is global unicast: out go ::, ::1, ::a.b.c.d, fc00::/7, fe80::/10, fec0::/10, ff00::/8. */
+    /* Only 2000::/3 is global unicast: out go ::, ::1, ::a.b.c.d, fc00::/7, fe80::/10, fec0::/10,
+     * ff00::/8. */
     return ip[0] >> 5 == 1;
 }
 

@@ -58,7 +58,8 @@ void reaper_init(struct ev_loop *loop)
 {
     reaper.loop = loop;
     ev_prepare_init(&reaper.prepare, reaper_on_prepare);
-    /* Last of all prepare watchers, so that what the others defer does not sleep through the poll. */
+    /* Last of all prepare watchers, so that what the others defer does not sleep through the poll.
+     */
     ev_set_priority(&reaper.prepare, EV_MINPRI);
     ev_prepare_start(loop, &reaper.prepare);
     ev_unref(loop);

@@ -17,7 +17,8 @@
 #include "common/reaper.h"
 #include "common/redis_impl.h"
 
-/* A peer that vanished without a word: noticed by the kernel after this, under a blocking command too. */
+/* A peer that vanished without a word: noticed by the kernel after this, under a blocking command
+ * too. */
 #define REDIS_KEEPALIVE_IDLE_S     15
 #define REDIS_KEEPALIVE_INTERVAL_S 5
 #define REDIS_KEEPALIVE_PROBES     3
@@ -115,7 +116,8 @@ static void redis_on_timer(struct ev_loop *loop, struct ev_timer *timer, int eve
     (void)events;
     if (r->state == REDIS_STATE_READY) {
         const struct redis_call *whose = NULL;
-        /* When it was we who stalled, the answer may be waiting in the socket: look before judging. */
+        /* When it was we who stalled, the answer may be waiting in the socket: look before judging.
+         */
         if (redis_next_deadline(r, &whose) <= redis_now_ms() && whose)
             redis_read(r);
         if (r->state == REDIS_STATE_READY)
@@ -179,8 +181,8 @@ void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)
 
 void redis_reopen(struct redis *r, const char *reason)
 {
-    /* In any other state it is on its way back already. Without one good answer since the last time,
-     * "at once" would be a busy loop against a server that connects but does not serve. */
+    /* In any other state it is on its way back already. Without one good answer since the last
+     * time, "at once" would be a busy loop against a server that connects but does not serve. */
     if (r->state == REDIS_STATE_READY)
         redis_drop(r, r->failures == 0, "%s", reason);
 }
@@ -330,7 +332,8 @@ static void redis_on_resolved(char addresses[][RESOLVE_ADDRESS_SIZE], int count,
     r->address_count = count;
     r->address_tries = 0;
     redis_set_state(r, REDIS_STATE_CONNECTING);
-    /* address_next goes on from the last attempt: one that swallowed packets does not stay first. */
+    /* address_next goes on from the last attempt: one that swallowed packets does not stay first.
+     */
     redis_connect_next(r);
 }
 

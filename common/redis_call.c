@@ -281,7 +281,8 @@ static void write_failed(struct redis *r)
     char why[128];
     snprintf(why, sizeof(why), "%s", redis_tls_error(r->ctx->errstr));
     r->ctx->err = 0; /* hiredis would not read any more */
-    redis_read(r);
+    if (!r->url.tls) /* a TLS session is at its end with its first error */
+        redis_read(r);
     if (r->ctx == ctx)
         redis_drop(r, false, "write: %s", why);
 }
@@ -315,7 +316,8 @@ static bool is_error(const redisReply *reply, const char *code)
            (reply->str[len] == ' ' || reply->str[len] == '\0');
 }
 
-/* Answers after which the server may not be the master any more: name resolution and connect again. */
+/* Answers after which the server may not be the master any more: name resolution and connect again.
+ */
 static bool is_demotion(const redisReply *reply)
 {
     return is_error(reply, "READONLY") || is_error(reply, "UNBLOCKED") ||
@@ -383,7 +385,8 @@ static void dispatch(struct redis *r, redisReply *reply)
     call_free(call);
 }
 
-/* Runs the callbacks of the replies read so far; false when the connection was dropped meanwhile. */
+/* Runs the callbacks of the replies read so far; false when the connection was dropped meanwhile.
+ */
 static bool dispatch_all(struct redis *r, const struct redisContext *ctx)
 {
     while (r->ctx == ctx) {

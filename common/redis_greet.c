@@ -1,4 +1,5 @@
-/* The first words on a Redis connection: AUTH, SELECT, CLIENT SETNAME, INFO and PING, in one write. */
+/* The first words on a Redis connection: AUTH, SELECT, CLIENT SETNAME, INFO and PING, in one write.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -14,8 +14,8 @@ bool redis_tls_available(void)
     return true;
 }
 
-/* The system's certificates, or what SSL_CERT_FILE and SSL_CERT_DIR name. hiredis's own context would
- * check the chain but not the host name. */
+/* The system's certificates, or what SSL_CERT_FILE and SSL_CERT_DIR name. hiredis's own context
+ * would check the chain but not the host name. */
 static SSL_CTX *tls_context(void)
 {
     static SSL_CTX *ctx; /* one for the process's life */

@@ -33,7 +33,8 @@ static int hex_value(char c)
     return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* The decoded copy of a part, or NULL when a "%" is not followed by two hex digits or gives a NUL. */
+/* The decoded copy of a part, or NULL when a "%" is not followed by two hex digits or gives a NUL.
+ */
 static char *percent_decode(const char *from, size_t len)
 {
     char *out = mem_alloc(len + 1);

@@ -10,7 +10,8 @@
 
 #include "common/mem.h"
 
-/* The pause between looks grows, so that a fast answer costs a millisecond and a slow one few wake-ups. */
+/* The pause between looks grows, so that a fast answer costs a millisecond and a slow one few
+ * wake-ups. */
 #define RESOLVE_FIRST_PAUSE 0.001
 #define RESOLVE_LAST_PAUSE  0.025
 
@@ -27,7 +28,8 @@ struct resolve {
     struct resolve *next; /* of abandoned */
 };
 
-/* Cancelled, but the query is glibc's until it says otherwise: kept until a later call finds it done. */
+/* Cancelled, but the query is glibc's until it says otherwise: kept until a later call finds it
+ * done. */
 static struct resolve *abandoned;
 
 static void resolve_release(struct resolve *lookup)
@@ -103,7 +105,8 @@ struct resolve *resolve_start(struct ev_loop *loop, const char *host, resolve_fn
     lookup->query.ar_request = &lookup->hints;
     lookup->pause = RESOLVE_FIRST_PAUSE;
 
-    /* A literal needs no thread (and AI_ADDRCONFIG would refuse ::1 where only loopback has IPv6). */
+    /* A literal needs no thread (and AI_ADDRCONFIG would refuse ::1 where only loopback has IPv6).
+     */
     struct addrinfo literal = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
     if (getaddrinfo(host, NULL, &literal, &lookup->query.ar_result) == 0) {
         lookup->pause = 0;

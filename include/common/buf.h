@@ -22,6 +22,6 @@ int buf_printf(struct buf *b, const char *fmt, ...)
 
 void buf_consume(struct buf *b, size_t len); /* drops len bytes from the front (all if fewer) */
 void buf_clear(struct buf *b);               /* len = 0, memory kept */
-char *buf_steal(struct buf *b);              /* the bytes (caller frees; "" if empty); b is empty after */
+char *buf_steal(struct buf *b); /* the bytes (caller frees; "" if empty); b is empty after */
 
 #endif

@@ -1,4 +1,5 @@
-/* One Redis connection on the loop: URL, AUTH, deadlines, reconnect, scripts with NOSCRIPT recovery. */
+/* One Redis connection on the loop: URL, AUTH, deadlines, reconnect, scripts with NOSCRIPT
+ * recovery. */
 #ifndef SANDPIPER_COMMON_REDIS_H
 #define SANDPIPER_COMMON_REDIS_H
 
@@ -22,7 +23,8 @@ struct redis_url {
 };
 
 /* Fills *out (free with redis_url_fini) and returns 0, or -1 with a one-line reason that names the
- * wrong part and never contains the password. rediss:// is refused when the linked hiredis has no TLS. */
+ * wrong part and never contains the password. rediss:// is refused when the linked hiredis has no
+ * TLS. */
 int redis_url_parse(const char *text, struct redis_url *out, char *err, size_t err_size);
 void redis_url_fini(struct redis_url *url);
 
@@ -38,41 +40,46 @@ struct redis_options {
     size_t max_pending_bytes;    /* queued or unanswered request bytes; 0: 64 MiB */
 };
 
-/* Runs from the loop. ready: after AUTH/SELECT/SETNAME, each time the connection is (re)made; false when
- * it is lost, with the reason. All commands under way have had their callback (NULL reply) before the
- * false call. May issue commands, redis_reopen; must not redis_free. */
+/* Runs from the loop. ready: after AUTH/SELECT/SETNAME, each time the connection is (re)made; false
+ * when it is lost, with the reason. All commands under way have had their callback (NULL reply)
+ * before the false call. May issue commands, redis_reopen; must not redis_free. */
 typedef void (*redis_state_fn)(struct redis *r, bool ready, const char *reason, void *data);
 
 /* Exactly once per accepted command, from the loop (never inside redis_command itself). reply is
- * borrowed and NULL when the connection was lost or the deadline passed: the outcome is then UNKNOWN.
- * May issue commands and redis_reopen; must not redis_free. */
+ * borrowed and NULL when the connection was lost or the deadline passed: the outcome is then
+ * UNKNOWN. One command past its deadline costs the whole connection. May issue commands and
+ * redis_reopen; must not redis_free. */
 typedef void (*redis_reply_fn)(struct redis *r, redisReply *reply, void *data);
 
 /* Starts connecting and stays at it for ever. Never NULL. DNS runs off the loop. */
 struct redis *redis_new(struct ev_loop *loop, const struct redis_options *options,
                         redis_state_fn on_state, void *data);
 
-/* Closes and frees; commands under way get their NULL callback first. Safe from any of our callbacks
- * except this connection's own (use reaper_defer there). */
+/* Closes and frees; commands under way get their NULL callback first. Safe from any of our
+ * callbacks except this connection's own (use reaper_defer there). */
 void redis_free(struct redis *r);
 
 bool redis_ready(const struct redis *r);
 long long redis_reconnects(const struct redis *r); /* times it became ready after the first */
-int redis_server_version(const struct redis *r); /* major*10000+minor*100+patch from INFO; 0 unknown */
+/* major*10000 + minor*100 + patch, from INFO; 0 unknown. */
+int redis_server_version(const struct redis *r);
 
 /* Drop this connection now (log the reason) and connect again at once: for UNBLOCKED, READONLY, a
- * blocking command past its own deadline. Pending callbacks run with NULL from the reaper. */
+ * blocking command past its own deadline. Pending callbacks run with NULL from the reaper. Without
+ * effect while not ready; with backoff when nothing was answered since the last time. */
 void redis_reopen(struct redis *r, const char *reason);
 
-/* Send a command; argv and lens are copied at once (lens NULL: strlen). timeout_ms 0: the default; for a
- * blocking command pass its server-side time plus a margin. 0, or -1 when not ready or max_pending_bytes
- * would be passed (the callback then never runs). A reply that says the server cannot serve this client
- * as master (UNBLOCKED, READONLY, MASTERDOWN, LOADING, CLUSTERDOWN) is still given to the callback, and
- * READONLY, UNBLOCKED and MASTERDOWN also make the connection reopen (with backoff). cb may be NULL. */
+/* Send a command; argv and lens are copied at once (lens NULL: strlen). timeout_ms 0: the default;
+ * for a blocking command pass its server-side time plus a margin. 0, or -1 when not ready or
+ * max_pending_bytes would be passed (the callback then never runs). A reply that says the server
+ * cannot serve this client as master (UNBLOCKED, READONLY, MASTERDOWN, LOADING, CLUSTERDOWN) is
+ * still given to the callback, and READONLY, UNBLOCKED and MASTERDOWN also make the connection
+ * reopen (with backoff). cb may be NULL. */
 int redis_command(struct redis *r, int argc, const char *const *argv, const size_t *lens,
                   int timeout_ms, redis_reply_fn cb, void *data);
 
-/* A Lua script and the SHA1 of its exact bytes. Borrowed until the callback of each call with it. */
+/* A Lua script and the SHA1 of its exact bytes. Borrowed until the callback of each call with it.
+ */
 struct redis_script {
     const char *name;
     const char *text;
@@ -80,10 +87,10 @@ struct redis_script {
     const char *sha1; /* 40 hex digits */
 };
 
-/* EVALSHA; on NOSCRIPT the same call again as EVAL, invisible to the caller. The argv given are KEYS then
- * ARGV. Otherwise as redis_command. */
+/* EVALSHA; on NOSCRIPT the same call again as EVAL, invisible to the caller. The argv given are
+ * KEYS then ARGV. Otherwise as redis_command. */
 int redis_script_call(struct redis *r, const struct redis_script *script, int nkeys, int argc,
-                      const char *const *argv, const size_t *lens, int timeout_ms, redis_reply_fn cb,
-                      void *data);
+                      const char *const *argv, const size_t *lens, int timeout_ms,
+                      redis_reply_fn cb, void *data);
 
 #endif

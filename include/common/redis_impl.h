@@ -7,9 +7,10 @@
 #include "common/redis.h"
 #include "common/resolve.h"
 
-/* hiredis serves here as socket, TLS, buffers and protocol reader (its synchronous API on a non-blocking
- * socket). Its async API is left out: there a callback may not free the context, a refused connect frees
- * it unasked, redisAsyncFree calls back from inside, and nothing has a deadline (hiredis#931, #335, #1128). */
+/* hiredis serves here as socket, TLS, buffers and protocol reader (its synchronous API on a
+ * non-blocking socket). Its async API is left out: there a callback may not free the context, a
+ * refused connect frees it unasked, redisAsyncFree calls back from inside, and nothing has a
+ * deadline (hiredis#931, #335, #1128). */
 
 enum redis_state {
     REDIS_STATE_WAITING,    /* no socket; the timer ends the pause before the next attempt */
@@ -92,8 +93,8 @@ struct redis {
 
 /* redis.c: the state machine. */
 long long redis_now_ms(void); /* monotonic */
-/* Drops the connection (or attempt): frees the socket, puts the calls on the lost list and has the rest
- * done by redis_turn. at_once: no pause before the next attempt. */
+/* Drops the connection (or attempt): frees the socket, puts the calls on the lost list and has the
+ * rest done by redis_turn. at_once: no pause before the next attempt. */
 void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void redis_become_ready(struct redis *r);

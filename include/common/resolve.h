@@ -7,9 +7,9 @@ struct resolve; /* one look-up under way */
 
 enum { RESOLVE_MAX_ADDRESSES = 16, RESOLVE_ADDRESS_SIZE = 80 };
 
-/* Runs once from the loop, never inside resolve_start. addresses: count numeric addresses in the order
- * the system prefers, borrowed; count 0 with a reason in error when the name cannot be resolved. The
- * look-up is gone when this is called: do not cancel it any more. */
+/* Runs once from the loop, never inside resolve_start. addresses: count numeric addresses in the
+ * order the system prefers, borrowed; count 0 with a reason in error when the name cannot be
+ * resolved. The look-up is gone when this is called: do not cancel it any more. */
 typedef void (*resolve_fn)(char addresses[][RESOLVE_ADDRESS_SIZE], int count, const char *error,
                            void *data);
 

@@ -1,4 +1,5 @@
-/* A small HTTP server of faults for unit tests, on the test's own loop. The path says what it does. */
+/* A small HTTP server of faults for unit tests, on the test's own loop. The path says what it does.
+ */
 #ifndef SANDPIPER_TESTS_HTTP_SERVER_H
 #define SANDPIPER_TESTS_HTTP_SERVER_H
 

@@ -1,4 +1,5 @@
-/* A private redis-server for unit tests: its own folder, socket and port, ended by its process id. */
+/* A private redis-server for unit tests: its own folder, socket and port, ended by its process id.
+ */
 #ifndef SANDPIPER_TESTS_REDIS_SERVER_H
 #define SANDPIPER_TESTS_REDIS_SERVER_H
 
@@ -44,7 +45,8 @@ static inline redisContext *redis_server_dial(const struct redis_server *s)
     return c;
 }
 
-/* Starts the server (again) in its folder and waits until it answers; extra: more arguments or NULL. */
+/* Starts the server (again) in its folder and waits until it answers; extra: more arguments or
+ * NULL. */
 static inline void redis_server_start(struct redis_server *s, const char *const *extra)
 {
     if (!s->dir[0]) {

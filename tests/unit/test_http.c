@@ -269,7 +269,8 @@ static void test_body_breaks_off(void **state)
     buf_fini(&p.got);
 }
 
-/* The one that matters: a reused connection that dies after taking the code must not deliver it twice. */
+/* The one that matters: a reused connection that dies after taking the code must not deliver it
+ * twice. */
 static void test_never_twice(void **state)
 {
     struct probe p = {.upload_fails_at = -1};

@@ -362,7 +362,8 @@ static void test_needless_password(void **state)
     redis_free(p.r);
 }
 
-/* A wrong password is one line, however often it is tried; once it is right the connection is there. */
+/* A wrong password is one line, however often it is tried; once it is right the connection is
+ * there. */
 static void test_wrong_password(void **state)
 {
     struct probe p;

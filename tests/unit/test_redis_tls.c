@@ -1,4 +1,5 @@
-/* Tests of rediss:// against a real server with certificates made here; skipped where TLS is not built in. */
+/* Tests of rediss:// against a real server with certificates made here; skipped where TLS is not
+ * built in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
