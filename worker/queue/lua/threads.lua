@@ -193,12 +193,14 @@ local function spMayRun(jobId)
     return true, before[2]
 end
 
--- Gives the thread back if this job holds it, and sends its next job on its way.
+-- Gives the thread back if this job holds it, and sends the next job of a free thread on its way.
 local function spRelease(thread, jobId)
     local leaseKey = spc.prefix .. "lease:" .. thread
-    if rcall("GET", leaseKey) == jobId then
+    local holder = rcall("GET", leaseKey)
+    if holder == jobId then
         rcall("DEL", leaseKey)
-        rcall("ZREM", spc.prefix .. "parked:" .. thread, jobId)
-        spWakeHead(thread, nil)
+        holder = nil
     end
+    rcall("ZREM", spc.prefix .. "parked:" .. thread, jobId)
+    if not holder then spWakeHead(thread, nil) end
 end
