@@ -254,7 +254,7 @@ static void redis_connected(struct redis *r)
 {
     redis_socket_options(r->ctx->fd, r->url.host != NULL);
     if (r->url.tls && redis_tls_start(r->ctx, r->url.host)) {
-        redis_drop(r, false, "TLS: %s", redis_tls_error(r->ctx->errstr));
+        redis_drop(r, false, "%s", redis_tls_error(r->ctx->errstr));
         return;
     }
     ev_io_start(r->loop, &r->readable);

@@ -284,7 +284,7 @@ static void write_failed(struct redis *r)
     if (!r->url.tls) /* a TLS session is at its end with its first error */
         redis_read(r);
     if (r->ctx == ctx)
-        redis_drop(r, false, "write: %s", why);
+        redis_drop(r, false, "%s%s", r->url.tls ? "" : "write: ", why);
 }
 
 void redis_flush(struct redis *r)

@@ -46,7 +46,10 @@ int redis_tls_start(struct redisContext *c, const char *host)
         SSL_free(ssl);
         return -1;
     }
-    return redisInitiateSSL(c, ssl) == REDIS_OK ? 0 : -1; /* owns ssl from here */
+    if (redisInitiateSSL(c, ssl) == REDIS_OK) /* then it is the context's */
+        return 0;
+    SSL_free(ssl);
+    return -1;
 }
 
 const char *redis_tls_error(const char *otherwise)
