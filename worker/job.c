@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define THREAD_MAX_BYTES 1024
 #define TIMEOUT_MAX_MS   86400000LL
@@ -161,6 +162,13 @@ static char *check_key(const char *field, const char *key, const char *queue_pre
                       kind);
 }
 
+static char *check_url(const char *field, const char *url)
+{
+    if (strncasecmp(url, "http://", 7) == 0 || strncasecmp(url, "https://", 8) == 0)
+        return NULL;
+    return mem_printf("The job's data is wrong: %s must begin with http:// or https://.", field);
+}
+
 static char *take_file(struct job *job, const json_t *entry, size_t index, const char *queue_prefix)
 {
     char path[48];
@@ -194,6 +202,8 @@ static char *take_file(struct job *job, const json_t *entry, size_t index, const
         return mem_printf("The job's data is wrong: %sfilename %s.", path, bad);
     if (f->source == JOB_FILE_KEY &&
         (why = check_key("files[].key", f->value, queue_prefix, "file:")) != NULL)
+        return why;
+    if (f->source == JOB_FILE_URL && (why = check_url("files[].url", f->value)) != NULL)
         return why;
     job->file_count++;
     return NULL;
@@ -261,6 +271,8 @@ static char *take_output(struct job *job)
         why = check_string_map(u->headers, "output.upload.headers");
     if (why == NULL)
         why = check_string_map(u->fields, "output.upload.fields");
+    if (why == NULL && u->url != NULL)
+        why = check_url("output.upload.url", u->url);
     if (why == NULL && u->url == NULL)
         why = mem_strdup("The job's data is wrong: output.upload.url is missing.");
     if (why == NULL && strcmp(u->method, "PUT") != 0 && strcmp(u->method, "POST") != 0)

@@ -99,19 +99,21 @@ static void on_beat(redisReply *reply, void *data)
         restart_heartbeat(r);
 }
 
+static void add_reply_key(struct queue_call *call, const struct claimed_job *job)
+{
+    struct str suffix = {mem_alloc(job->id.len + 7), job->id.len + 6};
+    memcpy(suffix.data, "reply:", 6);
+    memcpy(suffix.data + 6, job->id.data, job->id.len);
+    queue_call_job_key(call, &suffix, "");
+    str_fini(&suffix);
+}
+
 static struct queue_call *start_call(struct reply *r, const char *mark, long long seq)
 {
     struct queue_call *call = queue_call_new(r->o.queue, &script_reply, 3);
-    struct buf key;
-    buf_init(&key, r->o.job->id.len + 16);
-    if (buf_append(&key, "reply:", 6) != 0 ||
-        buf_append(&key, r->o.job->id.data, r->o.job->id.len) != 0)
-        abort();
-    struct str reply_id = {key.data, key.len};
     queue_call_job_key(call, &r->o.job->id, ":lock");
     queue_call_job_key(call, &r->o.job->id, "");
-    queue_call_job_key(call, &reply_id, "");
-    buf_fini(&key);
+    add_reply_key(call, r->o.job);
     queue_call_bytes(call, r->o.job->token.data, r->o.job->token.len);
     queue_call_int(call, r->o.ttl_ms);
     queue_call_str(call, mark);
@@ -418,21 +420,23 @@ long long reply_bytes(const struct reply *r)
 
 void reply_say_removed(struct reply *r)
 {
-    if (!r->o.enabled || r->stored == 0)
-        return;
-    struct queue_call *call = queue_call_new(r->o.queue, &script_removed, 3);
-    char *reply_key = mem_printf("reply:%s", r->o.job->id.data);
-    queue_call_job_key(call, &r->o.job->id, ":lock");
-    queue_call_job_key(call, &r->o.job->id, "");
-    queue_call_key(call, reply_key);
-    free(reply_key);
+    const struct claimed_job *job = r->o.job;
+    struct queue_call *call = queue_call_new(r->o.queue, &script_removed, 5);
+    queue_call_job_key(call, &job->id, ":lock");
+    queue_call_job_key(call, &job->id, "");
+    add_reply_key(call, job);
+    queue_call_key(call, "active");
+    queue_call_key(call, "stalled");
     queue_call_int(call, r->o.ttl_ms);
     queue_call_int(call, r->stored);
-    char *text = mem_printf("%s%lld,\"type\":\"done\",\"state\":\"failed\",\"reason\":\"removed\","
-                            "\"error\":\"The job was "
-                            "removed from the queue while it ran.\"}",
-                            r->head, r->stored + 1);
+    char *text = r->o.enabled && r->stored > 0
+                     ? mem_printf("%s%lld,\"type\":\"done\",\"state\":\"failed\",\"reason\":\"removed\","
+                                  "\"error\":\"The job was removed from the queue while it ran.\"}",
+                                  r->head, r->stored + 1)
+                     : mem_strdup("");
     queue_call_str(call, text);
     free(text);
+    queue_call_bytes(call, job->token.data, job->token.len);
+    queue_call_bytes(call, job->id.data, job->id.len);
     queue_call_send(call, NULL, NULL);
 }

@@ -202,6 +202,8 @@ static void on_ended(enum finish_result finished, enum ending_kind kind,
                   run->failed_reason != NULL ? run->failed_reason : "");
     else
         log_write(LOG_LEVEL_WARN, &ctx, "job could not be ended as %s (%s)", words[kind], reason);
+    if (finished == FINISH_RESULT_LOST)
+        reply_say_removed(run->reply);
     if (kind != ENDING_RETRIED)
         forget_secrets(run);
     over(run, next);
@@ -472,14 +474,14 @@ static void on_inputs(const char *error, bool permanent, void *data)
         .code = run->job.code,
         .code_len = run->job.code_len,
         .env = run->job.env,
-        .inputs = inputs_list(run->inputs, &request.input_count),
         .timeout_ms = run->job.timeout_ms,
+        .attempt = (int)run->claimed->attempts_made + 1,
         .other_replica_before =
             before->len > 0 &&
             strcmp(before->data, queue_options(run->host->queue)->replica_id) != 0,
         .settings = run->settings,
     };
-    inputs_list(run->inputs, &request.input_count);
+    request.inputs = inputs_list(run->inputs, &request.input_count);
     run->driver_run = driver_start(run->driver, &request, &driver_events, run);
 }
 

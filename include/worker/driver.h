@@ -40,6 +40,7 @@ struct driver_request { /* borrowed until on_ready or on_end, but for inputs' fd
     const json_t *env;        /* object of strings (checked names, no NUL in values); may be empty */
     const struct driver_input *inputs;
     size_t input_count;
+    int attempt;              /* of the job, from 1 */
     long long timeout_ms;     /* so that the sandbox outlives the run; the caller keeps the clock */
     bool other_replica_before; /* the thread last ran on another replica */
     const struct settings *settings; /* of this run */

@@ -52,7 +52,8 @@ void reply_flush_for(struct reply *r, void (*acked)(void *data), void *data);
 long long reply_last_seq(const struct reply *r); /* of what was stored for sure; 0 none */
 long long reply_bytes(const struct reply *r);
 
-/* Says `done` for a job that was removed while it ran, if its stream still ends with our words. */
+/* Says `done` for a job that was removed while it ran, if its stream still ends with our words; a lock and a
+ * place in active that are left of it go too. Does nothing for a job that is still there. */
 void reply_say_removed(struct reply *r);
 
 #endif

@@ -24,7 +24,6 @@ struct scripted {
     struct driver base;
     struct ev_loop *loop;
     json_t *threads;  /* T -> {counter: value}; the "warm state" */
-    json_t *failures; /* job id -> attempts failed on purpose */
 };
 
 struct scripted_file {
@@ -38,7 +37,8 @@ struct scripted_run {
     void *data;
     json_t *steps; /* array */
     size_t at;
-    char *thread, *job_id;
+    char *thread;
+    int attempt;
     bool delivered, interrupted, resisting, hanging, ended, reused;
     struct ev_timer timer;
     struct scripted_file *files;
@@ -189,14 +189,12 @@ static void play_delivered(struct scripted_run *run)
     finish(run, &end);
 }
 
-/* A {"fail":...} step: ends the run before delivery, as often as it says for this job. */
+/* A {"fail":...} step: ends the run before delivery, in as many attempts as it says. */
 static bool fail_before(struct scripted_run *run, const json_t *step)
 {
     const char *what = jsonx_get_str(step, "fail", "");
-    long long failed = jsonx_get_int(driver_of(run)->failures, run->job_id, 0);
-    if (failed >= jsonx_get_int(step, "times", 1LL << 40))
+    if (run->attempt > jsonx_get_int(step, "times", 1LL << 40))
         return false;
-    json_object_set_new(driver_of(run)->failures, run->job_id, json_integer(failed + 1));
     struct driver_end end = {.kind = strcmp(what, "no_sandbox") == 0    ? DRIVER_END_NO_SANDBOX
                                      : strcmp(what, "no_capacity") == 0 ? DRIVER_END_NO_CAPACITY
                                                                         : DRIVER_END_DRIVER_ERROR,
@@ -262,7 +260,7 @@ static struct driver_run *scripted_start(struct driver *d, const struct driver_r
     run->data = data;
     run->steps = parse_steps(request->code, request->code_len);
     run->thread = mem_strdup(request->thread);
-    run->job_id = mem_strdup(request->job_id);
+    run->attempt = request->attempt;
     run->reused = run->thread != NULL && json_object_get(s->threads, run->thread) != NULL;
     if (run->thread != NULL && !run->reused)
         json_object_set_new(s->threads, run->thread, json_object());
@@ -322,7 +320,6 @@ static void free_run(void *data)
     free(run->files);
     free(run->listing);
     free(run->thread);
-    free(run->job_id);
     free(run);
 }
 
@@ -351,7 +348,6 @@ static void free_driver(void *data)
 {
     struct scripted *s = data;
     json_decref(s->threads);
-    json_decref(s->failures);
     free(s);
 }
 
@@ -379,6 +375,5 @@ struct driver *driver_scripted_new(const struct driver_host *host)
     s->base.ops = &scripted_ops;
     s->loop = host->loop;
     s->threads = json_object();
-    s->failures = json_object();
     return &s->base;
 }

@@ -31,11 +31,12 @@ static double member(const json_t *object, const char *key, double fallback)
     return isnan(d) ? fallback : d;
 }
 
-/* removeOnComplete / removeOnFail: true, false, a number, or {count, age, limit}; absent: all are kept. */
+/* removeOnComplete / removeOnFail: true, false, a number, or {count, age, limit}; absent: all are kept. Any
+ * text is as good as true for BullMQ. */
 static struct jobopts_keep parse_keep(const json_t *v)
 {
     struct jobopts_keep keep = {.count = -1, .has_count = true};
-    if (json_is_true(v)) {
+    if (json_is_true(v) || json_string_length(v) > 0) {
         keep.count = 0;
     } else if (json_is_number(v)) {
         keep.count = json_number_value(v);

@@ -14,7 +14,7 @@ extern const struct redis_script script_moveJobFromActiveToWait; /* 9 keys */
 /* Ours; KEYS and ARGV are in the head of worker/queue/lua/<name>.lua. */
 extern const struct redis_script script_claim;   /* 11 keys */
 extern const struct redis_script script_reply;   /* 3 keys */
-extern const struct redis_script script_removed; /* 3 keys */
+extern const struct redis_script script_removed; /* 5 keys */
 extern const struct redis_script script_file;    /* 2 keys */
 extern const struct redis_script script_locks;   /* 2 keys */
 extern const struct redis_script script_wake;    /* 1 key */

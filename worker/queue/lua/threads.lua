@@ -112,11 +112,14 @@ local function spWakeHead(thread, me)
         if head == me then return head end
         local f = rcall("HMGET", spc.prefix .. head, "timestamp", "finishedOn")
         if f[1] and not f[2] then
+            -- A paused queue is left as it is: BullMQ 5 throws away what is pushed to wait meanwhile. The wake
+            -- pass does it after the pause.
+            if rcall("HEXISTS", spc.meta, "paused") == 1 then return head end
             if rcall("ZREM", spc.delayed, head) == 1 then
                 spToBack(head)
                 rcall("HSET", spc.prefix .. head, "delay", 0)
                 rcall("XADD", spc.events, "*", "event", "waiting", "jobId", head, "prev", "delayed")
-                addBaseMarkerIfNeeded(spc.marker, rcall("HEXISTS", spc.meta, "paused") == 1)
+                addBaseMarkerIfNeeded(spc.marker, false)
                 return head
             end
             if rcall("ZSCORE", spc.prioritized, head) or rcall("LPOS", spc.wait, head)
