@@ -39,7 +39,7 @@ for (const version of ['6.7.0', '5.81.5']) {
     assert.ok(stored.timestamp <= stored.processedOn && stored.processedOn <= stored.finishedOn);
     assert.ok(Date.now() - stored.finishedOn < 10_000);
     assert.deepEqual(await r.queue.getJobCounts('active', 'wait', 'completed', 'failed', 'delayed'),
-      { active: 0, waiting: 0, completed: 1, failed: 0, delayed: 0, ...(version[0] === '5' && { paused: 0 }) });
+      { active: 0, wait: 0, completed: 1, failed: 0, delayed: 0 });
     assert.equal(await r.redis.exists(`${r.P}${job.id}:lock`), 0);
   });
 
@@ -78,12 +78,11 @@ for (const version of ['6.7.0', '5.81.5']) {
     ['removeOnFail', [fail('driver_error')], 'failed']]) {
     test(`${version}: ${option} in all its forms`, async (t) => {
       const r = await rig(t);
-      const settle = async (job) => (set === 'completed' ? r.result(job) : r.failure(job));
       const runs = async (value, count, spacing = 0) => {
         const ids = [];
         for (let i = 0; i < count; i++) {
           const job = await r.add(steps, {}, { [option]: value });
-          await settle(job);
+          await r.reply(job); // BullMQ's own wait can miss a job that is removed at once
           ids.push(job.id);
           if (spacing) await sleep(spacing);
         }
@@ -167,12 +166,12 @@ for (const version of ['6.7.0', '5.81.5']) {
     assert.ok(new Set(delays).size >= 6, `spread out: ${delays}`);
   });
 
-  test(`${version}: an unknown backoff type fails the job, and the next one runs`, async (t) => {
+  test(`${version}: an unknown backoff type waits like a fixed one`, async (t) => {
     const r = await rig(t);
-    const job = await r.add([fail('no_sandbox')], {}, { attempts: 3, backoff: { type: 'fibonacci', delay: 10 } });
+    const job = await r.add([fail('no_sandbox')], {}, { attempts: 3, backoff: { type: 'fibonacci', delay: 20 } });
     assert.match(await r.failure(job), UNIQUE);
-    assert.equal((await r.queue.getJob(job.id)).attemptsStarted, 1);
-    assert.equal((await r.gathered(job)).done.state, 'failed');
+    assert.equal((await r.queue.getJob(job.id)).attemptsMade, 3);
+    assert.deepEqual((await r.gathered(job)).retries.map((m) => m.delayMs), [20, 20]);
     assert.equal((await r.run([say('next')])).stdout, 'next');
   });
 

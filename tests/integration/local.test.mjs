@@ -43,6 +43,15 @@ test('state is kept between calls of a thread, and never between threads', async
   assert.deepEqual([actor.stdout, actor.sandbox.stateLost], ['None\n', 'actor_changed']);
 });
 
+test('another replica: state is lost, which is told', async (t) => {
+  const r = await rig(t);
+  ok(await r.py('x = 1'));
+  r.startWorker();
+  await r.workers.shift().done();
+  const moved = ok(await r.py('print(globals().get("x"))'));
+  assert.deepEqual([moved.stdout, moved.sandbox.stateLost], ['None\n', 'other_replica']);
+});
+
 test('text comes out byte for byte', async (t) => {
   const r = await rig(t);
   const bytewise = 'import sys, time\nfor b in "é中😀".encode():\n    sys.stdout.buffer.write(bytes([b])); sys.stdout.buffer.flush(); time.sleep(0.02)\nprint()';

@@ -3,7 +3,9 @@
 // Before delivery: {"fail": "no_sandbox"|"no_capacity"|"driver_error", "times": k}, {"prepare": ms}.
 // Then, in order:  {"sleep": ms} {"stdout": text, "times": n} {"stderr": text} {"result": bundle, "main": bool}
 //                  {"file": path, "content"|"base64": text} {"state": name} {"error": {name, value, traceback}}
-//                  {"exit": n} {"die": signal} {"lost": true} {"unknown": true} {"hang": true} {"resist": true}
+//                  {"exit": n} {"die": signal} {"oom": true} {"lost": true} {"unknown": true} {"hang": true}
+//                  {"resist": true} (then the interrupt is ignored and the run must be killed)
+// A `fail` counts the job's attempts on one replica.
 
 /** The code of a run that does these steps. */
 export function script(...steps) {
