@@ -58,6 +58,18 @@ static char *joined(const struct capture *c, size_t *len)
     return all;
 }
 
+/* The largest n <= len such that text[0..n) ends with a whole character, whatever comes after it. */
+static size_t whole(const char *text, size_t len)
+{
+    size_t last = len;
+    bool valid = true;
+    while (last > 0 && len - last < 4 && ((unsigned char)text[last - 1] & 0xc0) == 0x80)
+        last--;
+    if (last > 0 && (unsigned char)text[last - 1] >= 0xc0)
+        utf8_step(text + last - 1, len - last + 1, &valid);
+    return valid ? len : last - 1;
+}
+
 char *capture_text(const struct capture *c, size_t max, size_t *len, long long *dropped)
 {
     size_t kept;
@@ -72,7 +84,8 @@ char *capture_text(const struct capture *c, size_t max, size_t *len, long long *
     size_t head = room * 2 / 3 < gap ? room * 2 / 3 : gap;
     size_t first_tail = c->total == (long long)kept ? head : gap;
     size_t tail = room - head < kept - first_tail ? room - head : kept - first_tail;
-    head = utf8_cut(all, kept, head);
+    /* What follows the gap was no neighbour of what is before it. */
+    head = head == gap ? whole(all, head) : utf8_cut(all, kept, head);
     size_t from = utf8_cut_tail(all, kept, kept - tail);
     *dropped = c->total - (long long)head - (long long)(kept - from);
     struct buf text;

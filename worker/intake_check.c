@@ -16,7 +16,7 @@ bool intake_id_reserved(const char *id)
     static const char *const names[] = {
         "wait", "active", "prioritized", "pc", "delayed", "waiting-children", "completed", "failed",
         "paused", "stalled", "stalled-check", "limiter", "marker", "meta", "events", "id", "repeat",
-        "metrics",
+        "metrics", "de",
         /* endings of a job's own keys: "<prefix>lock" and so on would be read as such */
         "lock", "logs", "dependencies", "processed", "unsuccessful"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -184,9 +184,9 @@ void outputs_add_result(struct outputs *s, const json_t *bundle, bool is_main)
         size_t text_len = 0, len = 0;
         free(jsonx_dump(value, &text_len));
         bool png = strcmp(mime, "image/png") == 0 && s->chart_count < most;
-        bool big = text_len > MESSAGE_VALUE_MAX;
+        bool big = text_len > MESSAGE_VALUE_MAX || jsonx_depth(value) > RESULT_DEPTH_MAX;
         char *bytes = big || png ? value_bytes(mime, value, &len) : NULL;
-        json_t *ref = big ? store_value(s, bytes, len) : NULL;
+        json_t *ref = big && bytes != NULL ? store_value(s, bytes, len) : NULL;
         if (!big)
             json_object_set(data, mime, value);
         else if (ref != NULL)

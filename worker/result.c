@@ -17,6 +17,7 @@
 #define RESULTS_BYTES   (12 * 1024)
 #define VALUE_BYTES     (4 * 1024) /* a MIME value that is kept as it is */
 #define FILES_BYTES     (16 * 1024)
+#define WARNING_BYTES   512
 #define WARNINGS_MAX    50
 #define RESULTS_MAX     200
 #define SCALES          12
@@ -50,8 +51,9 @@ void result_fini(struct result *r)
 void result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs)
 {
     if (json_array_size(r->results) >= RESULTS_MAX) {
-        if (json_array_size(r->results) == RESULTS_MAX)
+        if (!r->results_full)
             result_warn(r, "more than %d results; the rest is only in the reply", RESULTS_MAX);
+        r->results_full = true;
         return;
     }
     json_t *data = json_object(), *omitted = json_object();
@@ -63,7 +65,7 @@ void result_add_bundle(struct result *r, const json_t *bundle, bool is_main, con
         char *text = jsonx_dump(value, &len);
         if (json_object_get(refs, mime) != NULL)
             ; /* told by refs */
-        else if (text != NULL && len <= VALUE_BYTES)
+        else if (text != NULL && len <= VALUE_BYTES && jsonx_depth(value) <= RESULT_DEPTH_MAX)
             json_object_set(data, mime, value);
         else
             json_object_set_new(omitted, mime, json_integer((json_int_t)len));
@@ -80,13 +82,14 @@ void result_add_bundle(struct result *r, const json_t *bundle, bool is_main, con
 
 void result_warn(struct result *r, const char *fmt, ...)
 {
-    char text[512];
+    char text[1024];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    size_t len = utf8_cut(text, strlen(text), WARNING_BYTES);
     if (json_array_size(r->warnings) < WARNINGS_MAX)
-        json_array_append_new(r->warnings, jsonx_string(text, strlen(text)));
+        json_array_append_new(r->warnings, jsonx_string(text, len));
 }
 
 static void replace(char **slot, const char *text)
@@ -104,9 +107,9 @@ void result_take_end(struct result *r, const struct driver_end *end)
     replace(&r->traceback, end->traceback);
     replace(&r->state_lost, end->state_lost);
     r->exit_code = end->exit_code;
-    if (end->message != NULL) {
+    if (end->message != NULL && end->message[0] != '\0') {
         replace(&r->error, end->message);
-    } else if (end->error_name != NULL) {
+    } else if (end->error_name != NULL && end->error_name[0] != '\0') {
         free(r->error);
         bool has_value = end->error_value != NULL && end->error_value[0] != '\0';
         r->error = has_value ? mem_printf("%s: %s", end->error_name, end->error_value)
@@ -170,6 +173,16 @@ static json_t *cut_array(const json_t *all, size_t max, const char *what, json_t
     return kept;
 }
 
+/* null when all went well; else a sentence, if need be one that only says the reason. */
+static json_t *error_of(const struct result *r, enum outcome outcome, size_t max)
+{
+    char reason[80];
+    if (outcome == OUTCOME_OK)
+        return json_null();
+    snprintf(reason, sizeof reason, "The run ended: %s.", outcome_row(outcome)->reason);
+    return cut_string(r->error != NULL ? r->error : reason, max);
+}
+
 static json_t *build(const struct result *r, enum outcome outcome, int scale)
 {
     const struct outcome_row *row = outcome_row(outcome);
@@ -191,7 +204,7 @@ static json_t *build(const struct result *r, enum outcome outcome, int scale)
     json_object_set_new(o, "exitCode",
                         exit_code == OUTCOME_NO_EXIT_CODE ? json_null() : json_integer(exit_code));
     json_object_set_new(o, "executionTimeMs", json_integer(r->run_ms));
-    json_object_set_new(o, "error", cut_string(r->error, ERROR_BYTES >> (scale / 2)));
+    json_object_set_new(o, "error", error_of(r, outcome, ERROR_BYTES >> (scale / 2)));
     json_object_set_new(o, "errorDetail",
                         r->error_name == NULL
                             ? json_null()

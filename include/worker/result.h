@@ -6,6 +6,9 @@
 #include "worker/driver.h"
 #include "worker/outcome.h"
 
+/* Deepest MIME value that a result or a message carries: what is around it must not make it too deep for JSON. */
+#define RESULT_DEPTH_MAX 100
+
 struct result {
     const char *execution_id; /* borrowed */
     const char *language;     /* borrowed */
@@ -17,6 +20,7 @@ struct result {
     char *error_name, *error_value, *traceback;
     int exit_code; /* as the code ended; used where the outcome says so */
     bool reused, resumed;
+    bool results_full; /* it was said that no more results are kept */
     char *state_lost;
     long long queued_ms, sandbox_ms, run_ms, files_ms;
 };
@@ -24,8 +28,8 @@ struct result {
 void result_init(struct result *r, const char *execution_id, const char *language);
 void result_fini(struct result *r);
 
-/* Keeps a result of the code: values up to a few KiB as they are, of bigger ones the MIME type and the size
- * (`omitted`), or what `refs` says of them ({mime: {...}}, borrowed, may be NULL). */
+/* Keeps a result of the code: values up to a few KiB as they are, of bigger (or very deep) ones the MIME type and
+ * the size (`omitted`), or what `refs` says of them ({mime: {...}}, borrowed, may be NULL). */
 void result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs);
 void result_warn(struct result *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Takes error, exit code and lost state from a driver's end. */
