@@ -20,7 +20,12 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -Iinclude -I$(BUILD)/gen -DSANDPIPER_VERSION='"$(VE
 	$(if $(TEST_BUILD)$(SANITIZE),-DSANDPIPER_TEST_BUILD) $(CPPFLAGS)
 CFLAGS_ALL = -std=c11 $(WARN) $(OPT) $(HARDEN) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all) $(CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now $(if $(SANITIZE),-fsanitize=$(SANITIZE)) $(LDFLAGS)
-LDLIBS_ALL = -lhiredis -lcurl -ljansson -lev -lm $(LDLIBS)
+# TLS to Redis, where hiredis is 1.0 or later (not Debian 12's).
+ifeq ($(shell pkg-config --exists hiredis_ssl 2>/dev/null && echo yes),yes)
+CPPFLAGS_ALL += -DSANDPIPER_REDIS_TLS
+LDLIBS_TLS := -lhiredis_ssl -lssl -lcrypto
+endif
+LDLIBS_ALL = $(LDLIBS_TLS) -lhiredis -lcurl -ljansson -lev -lm $(LDLIBS)
 
 SOURCES := $(sort $(wildcard common/*.c) $(shell find worker -name '*.c'))
 LIB_SOURCES := $(filter-out worker/main.c,$(SOURCES))

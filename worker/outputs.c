@@ -27,7 +27,8 @@
 struct chart {
     int fd;
     long long size;
-    json_t *ref; /* {key, size} when it was stored while the code ran; else NULL */
+    json_t *entry; /* of the result's `results`, where the chart's file is told; or NULL */
+    json_t *ref;   /* {key, size} when it was stored while the code ran; else NULL */
 };
 
 struct outputs {
@@ -96,6 +97,7 @@ void outputs_free(struct outputs *s)
         if (s->charts[i].fd >= 0)
             close(s->charts[i].fd);
         json_decref(s->charts[i].ref);
+        json_decref(s->charts[i].entry);
     }
     drop_item(s);
     s->freed = true;
@@ -159,7 +161,7 @@ static json_t *store_value(struct outputs *s, const char *bytes, size_t len)
 
 static void keep_chart(struct outputs *s, const char *bytes, size_t len, json_t *ref)
 {
-    struct chart c = {-1, (long long)len, json_incref(ref)};
+    struct chart c = {-1, (long long)len, NULL, json_incref(ref)};
     if (ref == NULL) {
         c.fd = spool_open();
         if (c.fd < 0 || spool_write(c.fd, bytes, len) != 0) {
@@ -175,7 +177,8 @@ static void keep_chart(struct outputs *s, const char *bytes, size_t len, json_t 
 
 void outputs_add_result(struct outputs *s, const json_t *bundle, bool is_main)
 {
-    size_t most = (size_t)settings_int(s->o.settings, SETTING_FILES_MAX_COUNT);
+    size_t most = (size_t)settings_int(s->o.settings, SETTING_FILES_MAX_COUNT),
+           charts = s->chart_count;
     json_t *data = json_object(), *refs = json_object(), *omitted = json_object();
     const char *mime;
     json_t *value;
@@ -204,7 +207,9 @@ void outputs_add_result(struct outputs *s, const json_t *bundle, bool is_main)
     if (json_object_size(omitted) > 0)
         json_object_set(message, "omitted", omitted);
     reply_message(s->o.reply, "result", message, false);
-    result_add_bundle(s->o.result, bundle, is_main, refs);
+    json_t *entry = result_add_bundle(s->o.result, bundle, is_main, refs);
+    if (s->chart_count > charts)
+        s->charts[charts].entry = json_incref(entry);
     json_decref(refs);
     json_decref(omitted);
 }
@@ -221,6 +226,23 @@ static struct chart *chart(struct outputs *s)
     return &s->charts[s->next - s->file_count];
 }
 
+/* The result that showed the chart says which file it is. */
+static void link_chart(struct outputs *s)
+{
+    json_t *entry = chart(s)->entry, *refs = json_object_get(entry, "refs");
+    json_t *omitted = json_object_get(entry, "omitted");
+    if (entry == NULL || json_object_get(json_object_get(entry, "data"), "image/png") != NULL)
+        return;
+    if (refs == NULL)
+        json_object_set_new(entry, "refs", refs = json_object());
+    json_object_set_new(refs, "image/png",
+                        json_pack("{s:s,s:s,s:I}", "fileId", s->file_id, "filename", s->name,
+                                  "size", (json_int_t)s->size));
+    json_object_del(omitted, "image/png");
+    if (omitted != NULL && json_object_size(omitted) == 0)
+        json_object_del(entry, "omitted");
+}
+
 /* The item is where it belongs (members: url, key or content; reference stolen): told to reply and result. */
 static void item_done(struct outputs *s, json_t *where)
 {
@@ -231,6 +253,8 @@ static void item_done(struct outputs *s, json_t *where)
     json_decref(where);
     json_array_append(s->o.result->files, file);
     reply_message(s->o.reply, "file", json_pack("{s:o}", "file", file), true);
+    if (is_chart(s))
+        link_chart(s);
     s->taken++;
     drop_item(s);
     s->next++;

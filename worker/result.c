@@ -48,13 +48,13 @@ void result_fini(struct result *r)
     memset(r, 0, sizeof *r);
 }
 
-void result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs)
+json_t *result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs)
 {
     if (json_array_size(r->results) >= RESULTS_MAX) {
         if (!r->results_full)
             result_warn(r, "more than %d results; the rest is only in the reply", RESULTS_MAX);
         r->results_full = true;
-        return;
+        return NULL;
     }
     json_t *data = json_object(), *omitted = json_object();
     const char *mime;
@@ -78,6 +78,7 @@ void result_add_bundle(struct result *r, const json_t *bundle, bool is_main, con
         json_object_set(entry, "omitted", omitted);
     json_decref(omitted);
     json_array_append_new(r->results, entry);
+    return entry;
 }
 
 void result_warn(struct result *r, const char *fmt, ...)

@@ -28,9 +28,10 @@ struct result {
 void result_init(struct result *r, const char *execution_id, const char *language);
 void result_fini(struct result *r);
 
-/* Keeps a result of the code: values up to a few KiB as they are, of bigger (or very deep) ones the MIME type and
- * the size (`omitted`), or what `refs` says of them ({mime: {...}}, borrowed, may be NULL). */
-void result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs);
+/* Keeps a result of the code: values up to a few KiB as they are, of bigger ones the MIME type and the size
+ * (`omitted`), or what `refs` says of them ({mime: {...}}, borrowed, may be NULL). The kept entry, borrowed, so
+ * that refs can be added later; NULL when there are too many. */
+json_t *result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs);
 void result_warn(struct result *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Takes error, exit code and lost state from a driver's end. */
 void result_take_end(struct result *r, const struct driver_end *end);
