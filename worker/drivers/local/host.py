@@ -5,7 +5,8 @@ pyzmq; the kernels need ipykernel. It dies with the worker (end of stdin), and e
 
 Worker -> host, one JSON object a line:
   {"op": "config", ...}                  first line; see Config
-  {"op": "start", "k": id, "dir": d}     a kernel in folder d (relative to the base): d/home is its home
+  {"op": "start", "k": id, "dir": d, "memory_mb", "max_processes", "file_mb"}
+                                         a kernel in folder d (relative to the base): d/home is its home
   {"op": "run", "k": id, "code", "env": {}, "nonce"}
   {"op": "interrupt" | "kill", "k": id}
   {"op": "remove", "dir": d}             delete a folder
@@ -87,9 +88,6 @@ class Config:
     python = "/usr/bin/python3"
     isolation = "bwrap"
     network = "none"
-    memory_mb = 0
-    max_processes = 0
-    file_mb = 0
     silence_s = 12.0  # without a beat for so long, running code is killed
     prepare = ""
 
@@ -234,17 +232,17 @@ def bwrap_arguments(kernel):
     return args
 
 
-def limit_and_protect(uses_user_limit):
+def limit_and_protect(wanted, isolated):
     """In the child, before exec."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 4096)]
-    if Config.memory_mb:
-        size = Config.memory_mb << 20
+    if wanted.get("memory_mb"):
+        size = wanted["memory_mb"] << 20
         limits += [(resource.RLIMIT_DATA, size), (resource.RLIMIT_AS, 2 * size + (4 << 30))]
-    if Config.file_mb:
-        limits.append((resource.RLIMIT_FSIZE, Config.file_mb << 20))
-    if Config.max_processes and uses_user_limit:
-        limits.append((resource.RLIMIT_NPROC, Config.max_processes))
+    if wanted.get("file_mb"):
+        limits.append((resource.RLIMIT_FSIZE, wanted["file_mb"] << 20))
+    if wanted.get("max_processes") and isolated:  # else it would count all processes of the user
+        limits.append((resource.RLIMIT_NPROC, wanted["max_processes"]))
     for which, value in limits:
         try:
             hard = resource.getrlimit(which)[1]
@@ -279,8 +277,8 @@ class Run:
 class Kernel:
     """States: starting -> ready <-> running; any of them -> dying -> gone."""
 
-    def __init__(self, host, kid, folder):
-        self.host, self.id, self.folder = host, kid, folder
+    def __init__(self, host, kid, folder, limits):
+        self.host, self.id, self.folder, self.limits = host, kid, folder, limits
         self.state = "starting"
         self.mark = "%s-%d" % (Config.token, kid)
         self.run_dir = "run%d" % kid
@@ -327,7 +325,7 @@ class Kernel:
                 env={"PATH": "/usr/local/bin:/usr/bin:/bin"} if bwrap else sandbox_environment(self),
                 start_new_session=True,
                 close_fds=True,
-                preexec_fn=lambda: limit_and_protect(bwrap),
+                preexec_fn=lambda: limit_and_protect(self.limits, bwrap),
             )
         self.pidfd = os.pidfd_open(self.child.pid)
         self.host.poller.register(self.pidfd, zmq.POLLIN)
@@ -737,14 +735,20 @@ class Host:
         self.partial = [rest]
         for line in lines:
             if line:
-                self.obey(json.loads(line))
+                message = json.loads(line)
+                try:
+                    self.obey(message)
+                except (OSError, zmq.ZMQError, subprocess.SubprocessError) as error:
+                    log("%s: %r" % (message["op"], error))
+                    if message.get("k") in self.kernels:
+                        self.kernels[message["k"]].kill("the kernel host could not serve it: %s" % error)
 
     def obey(self, message):
         op = message["op"]
         if op == "config":
             self.configure(message)
         elif op == "start":
-            self.start(message["k"], message["dir"])
+            self.start(message["k"], message["dir"], message)
         elif op == "remove":
             self.remove(os.path.join(Config.base, message["dir"]), message["dir"])
         elif op == "sweep":
@@ -777,8 +781,8 @@ class Host:
             send_signal(pid, signal.SIGKILL)  # of a host that was killed
         self.tell({"ev": "hello"})
 
-    def start(self, kid, folder):
-        kernel = self.kernels[kid] = Kernel(self, kid, folder)
+    def start(self, kid, folder, limits):
+        kernel = self.kernels[kid] = Kernel(self, kid, folder, limits)
         try:
             kernel.start()
         except (OSError, subprocess.SubprocessError) as error:
@@ -885,7 +889,7 @@ class Host:
                 elif kernel.child is None or kernel.child.poll() is not None:
                     kernel.on_exit()
             time.sleep(0.01)
-        if Config.base:
+        if self.ended and Config.base:  # after a fault of ours the worker's sessions go on without us
             os.chdir("/")
             shutil.rmtree(Config.base, ignore_errors=True)
 

@@ -1,0 +1,24 @@
+/* The private folder of one LOCAL driver, where its sessions live, and the removal of those of dead workers. */
+#ifndef SANDPIPER_WORKER_DRIVERS_LOCAL_FOLDER_H
+#define SANDPIPER_WORKER_DRIVERS_LOCAL_FOLDER_H
+
+#include <stddef.h>
+
+struct local_folder {
+    char *base;  /* absolute path; its last part is unique among drivers of this machine */
+    int fd;      /* base, open as a directory */
+    int lock_fd; /* flock'ed while this process lives */
+    char **dead; /* absolute paths of folders whose worker is dead */
+    size_t dead_count;
+};
+
+/* Makes <dir>/sandpiper-<uid>/<replica>-<pid>-<n> (dir: the setting, or $TMPDIR, or /tmp). 0, or -1 with a
+ * reason. Folders of dead workers are found, not removed. */
+int local_folder_init(struct local_folder *folder, const char *dir, const char *replica_id,
+                      char *err, size_t err_size);
+void local_folder_fini(struct local_folder *folder); /* closes; removes the folder if it is empty */
+
+/* Makes <base>/<name>/home and tmp. A descriptor of home, or -1 (errno). */
+int local_folder_add(struct local_folder *folder, const char *name);
+
+#endif

@@ -1,0 +1,195 @@
+/* The private folder of one LOCAL driver: made safely, locked while the process lives, found again when it died. */
+#include "worker/drivers/local_folder.h"
+
+#include "common/log.h"
+#include "common/mem.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DIR_FLAGS (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+#define DEAD_MAX  256 /* folders of dead workers looked after at one start */
+
+static const char LOCK_NAME[] = ".lock";
+
+static void fail(char *err, size_t err_size, const char *what, const char *path)
+{
+    snprintf(err, err_size, "%s %s: %s", what, path, strerror(errno));
+}
+
+/* The parent of all drivers' folders of this user: ours alone, or someone could swap what is in it. */
+static int open_parent(const char *path, char *err, size_t err_size)
+{
+    struct stat st;
+
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
+        fail(err, err_size, "cannot make", path);
+        return -1;
+    }
+    int fd = open(path, DIR_FLAGS);
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        fail(err, err_size, "cannot open", path);
+    } else if (st.st_uid != geteuid() || (st.st_mode & 022) != 0) {
+        snprintf(err, err_size, "%s is not a folder that only this user can write", path);
+    } else {
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+static int lock_file(int dir_fd, const char *name, int operation)
+{
+    int fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+    if (fd >= 0 && flock(fd, operation) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Its lock can be had: the process that made the folder is gone. */
+static int is_dead(int parent_fd, const char *name)
+{
+    int dir_fd = openat(parent_fd, name, DIR_FLAGS);
+    int lock_fd = dir_fd < 0 ? -1 : lock_file(dir_fd, LOCK_NAME, LOCK_EX | LOCK_NB);
+
+    if (lock_fd >= 0)
+        close(lock_fd);
+    if (dir_fd >= 0)
+        close(dir_fd);
+    return lock_fd >= 0;
+}
+
+static void find_dead(struct local_folder *folder, int parent_fd, const char *parent)
+{
+    struct dirent *entry;
+    int fd = openat(parent_fd, ".", DIR_FLAGS);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+
+    if (!dir) {
+        if (fd >= 0)
+            close(fd);
+        return;
+    }
+    while ((entry = readdir(dir)) && folder->dead_count < DEAD_MAX) {
+        if (entry->d_name[0] == '.' || !is_dead(parent_fd, entry->d_name))
+            continue;
+        folder->dead =
+            mem_realloc(folder->dead, (folder->dead_count + 1) * sizeof(folder->dead[0]));
+        folder->dead[folder->dead_count++] = mem_printf("%s/%s", parent, entry->d_name);
+        log_info("LOCAL: removing the folder of a dead worker: %s/%s", parent, entry->d_name);
+    }
+    closedir(dir);
+}
+
+static char *folder_name(const char *replica_id)
+{
+    static unsigned serial;
+    char *name = mem_printf("%.64s-%ld-%u", replica_id, (long)getpid(), ++serial);
+
+    for (char *c = name; *c; c++)
+        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", *c))
+            *c = '_';
+    return name;
+}
+
+static int make_own(struct local_folder *folder, int parent_fd, const char *name, char *err,
+                    size_t err_size)
+{
+    if (mkdirat(parent_fd, name, 0700) != 0)
+        goto fail;
+    folder->fd = openat(parent_fd, name, DIR_FLAGS);
+    if (folder->fd < 0)
+        goto fail;
+    folder->lock_fd = lock_file(folder->fd, LOCK_NAME, LOCK_EX | LOCK_NB);
+    if (folder->lock_fd >= 0)
+        return 0;
+fail:
+    fail(err, err_size, "cannot make the folder", name);
+    return -1;
+}
+
+int local_folder_init(struct local_folder *folder, const char *dir, const char *replica_id,
+                      char *err, size_t err_size)
+{
+    const char *tmp = getenv("TMPDIR");
+    char *parent = NULL, *name = folder_name(replica_id);
+    int parent_fd = -1, guard_fd = -1, result = -1;
+
+    *folder = (struct local_folder){.fd = -1, .lock_fd = -1};
+    if (!*dir)
+        dir = tmp && *tmp ? tmp : "/tmp";
+    char *real = realpath(dir, NULL);
+    if (!real) {
+        fail(err, err_size, "cannot find the folder", dir);
+        goto out;
+    }
+    parent = mem_printf("%s/sandpiper-%ld", real, (long)geteuid());
+    parent_fd = open_parent(parent, err, err_size);
+    if (parent_fd < 0)
+        goto out;
+    /* Held while a folder has no lock of its own yet; for microseconds, by workers that start. */
+    guard_fd = lock_file(parent_fd, LOCK_NAME, LOCK_EX);
+    if (guard_fd < 0) {
+        fail(err, err_size, "cannot lock", parent);
+        goto out;
+    }
+    find_dead(folder, parent_fd, parent);
+    result = make_own(folder, parent_fd, name, err, err_size);
+    if (result == 0)
+        folder->base = mem_printf("%s/%s", parent, name);
+out:
+    if (guard_fd >= 0)
+        close(guard_fd);
+    if (parent_fd >= 0)
+        close(parent_fd);
+    free(parent);
+    free(real);
+    free(name);
+    if (result != 0)
+        local_folder_fini(folder);
+    return result;
+}
+
+void local_folder_fini(struct local_folder *folder)
+{
+    if (folder->base) {
+        unlinkat(folder->fd, LOCK_NAME, 0);
+        rmdir(folder->base); /* what is left is found by the next worker */
+    }
+    if (folder->lock_fd >= 0)
+        close(folder->lock_fd);
+    if (folder->fd >= 0)
+        close(folder->fd);
+    for (size_t i = 0; i < folder->dead_count; i++)
+        free(folder->dead[i]);
+    free(folder->dead);
+    free(folder->base);
+    *folder = (struct local_folder){.fd = -1, .lock_fd = -1};
+}
+
+int local_folder_add(struct local_folder *folder, const char *name)
+{
+    if (mkdirat(folder->fd, name, 0700) != 0)
+        return -1;
+    int fd = openat(folder->fd, name, DIR_FLAGS);
+    if (fd < 0)
+        return -1;
+    int home = -1;
+    if (mkdirat(fd, "home", 0700) == 0 && mkdirat(fd, "tmp", 0700) == 0)
+        home = openat(fd, "home", DIR_FLAGS);
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return home;
+}
