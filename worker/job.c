@@ -34,6 +34,13 @@ static void warn(struct job *job, char *text)
     free(text);
 }
 
+/* A member; null is as good as absent. */
+static const json_t *member(const json_t *object, const char *key)
+{
+    const json_t *v = json_object_get(object, key);
+    return json_is_null(v) ? NULL : v;
+}
+
 /* A string member without NUL bytes; absent and null leave *out alone. */
 static char *take_string(const json_t *object, const char *key, const char *path, const char **out)
 {
@@ -261,8 +268,8 @@ static char *take_output(struct job *job)
     if (!json_is_object(upload))
         return mem_strdup("The job's data is wrong: output.upload must be an object.");
     struct job_upload *u = &job->upload;
-    u->headers = json_object_get(upload, "headers");
-    u->fields = json_object_get(upload, "fields");
+    u->headers = member(upload, "headers");
+    u->fields = member(upload, "fields");
     u->method = u->fields != NULL ? "POST" : "PUT";
     why = take_string(upload, "url", "output.upload.", &u->url);
     if (why == NULL)
@@ -277,6 +284,9 @@ static char *take_output(struct job *job)
         why = mem_strdup("The job's data is wrong: output.upload.url is missing.");
     if (why == NULL && strcmp(u->method, "PUT") != 0 && strcmp(u->method, "POST") != 0)
         why = mem_strdup("The job's data is wrong: output.upload.method must be PUT or POST.");
+    if (why == NULL && u->fields != NULL && strcmp(u->method, "PUT") == 0)
+        why = mem_strdup("The job's data is wrong: output.upload.fields are for method POST; PUT "
+                         "sends no form.");
     return why;
 }
 
@@ -346,7 +356,7 @@ static char *parse_root(struct job *job, const struct claimed_job *claimed,
     if (!json_is_object(job->root))
         return mem_strdup("The job's data is wrong: it must be a JSON object.");
     const json_t *v = json_object_get(job->root, "v");
-    if (v != NULL && !(json_is_integer(v) && json_integer_value(v) == 1))
+    if (v != NULL && !json_is_null(v) && !(json_is_integer(v) && json_integer_value(v) == 1))
         return mem_strdup("The job's data is wrong: v must be 1, the version of the contract that "
                           "this worker knows.");
     return take_bool(job->root, "reply", &job->reply);

@@ -146,8 +146,9 @@ static int make_form(struct upload *u, const json_t *fields, const char *boundar
     return rc;
 }
 
-/* The job's headers and the content type; a NULL-terminated array of heap strings. */
-static char **make_headers(const struct job_upload *target, char *content_type)
+/* The job's headers and the content type (taken); a NULL-terminated array of heap strings. A form's type is ours
+ * alone, for it names the boundary. */
+static char **make_headers(const struct job_upload *target, bool form, char *content_type)
 {
     char **headers = mem_alloc((HEADERS_MAX + 2) * sizeof *headers);
     const char *name;
@@ -158,10 +159,13 @@ static char **make_headers(const struct job_upload *target, char *content_type)
     {
         if (n == HEADERS_MAX)
             break;
-        typed = typed || strcasecmp(name, "Content-Type") == 0;
+        bool is_type = strcasecmp(name, "Content-Type") == 0;
+        typed = typed || is_type;
+        if (is_type && form)
+            continue;
         headers[n++] = mem_printf("%s: %s", name, json_string_value(value));
     }
-    if (!typed || target->fields != NULL)
+    if (!typed || form)
         headers[n++] = content_type;
     else
         free(content_type);
@@ -180,11 +184,12 @@ struct upload *upload_start(struct http *http, const struct job_upload *target,
     u->url = mem_strndup(url, strcspn(url, "?#"));
     char boundary[37], err[200] = "the form is too large";
     text_uuid(boundary);
-    bool form = target->fields != NULL;
+    bool form = strcmp(target->method, "POST") == 0;
     int rc = form ? make_form(u, target->fields, boundary) : 0;
-    char **headers = make_headers(
-        target, form ? mem_printf("Content-Type: multipart/form-data; boundary=%s", boundary)
-                     : mem_printf("Content-Type: %s", file->mime));
+    char **headers =
+        make_headers(target, form,
+                     form ? mem_printf("Content-Type: multipart/form-data; boundary=%s", boundary)
+                          : mem_printf("Content-Type: %s", file->mime));
     struct http_options o = {
         .method = target->method,
         .url = url,

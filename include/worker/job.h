@@ -22,7 +22,7 @@ struct job_file {         /* strings borrowed from the job's JSON */
 
 struct job_upload {
     const char *url;                /* template; NULL: no upload */
-    const char *method;             /* "PUT", or "POST" when there are form fields */
+    const char *method;             /* "PUT": the bytes, "POST": a multipart form (fields first) */
     const json_t *headers, *fields; /* objects of strings, or NULL */
 };
 
