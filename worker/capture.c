@@ -58,7 +58,8 @@ static char *joined(const struct capture *c, size_t *len)
     return all;
 }
 
-/* The largest n <= len such that text[0..n) ends with a whole character, whatever comes after it. */
+/* The largest n <= len such that text[0..n) ends with a whole character, whatever comes after it.
+ */
 static size_t whole(const char *text, size_t len)
 {
     size_t last = len;

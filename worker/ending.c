@@ -50,7 +50,8 @@ static double random01(void)
     return (double)random() / ((double)RAND_MAX + 1.0);
 }
 
-/* The stacktrace field as BullMQ keeps it: earlier texts, then this one, the last stackTraceLimit of them. */
+/* The stacktrace field as BullMQ keeps it: earlier texts, then this one, the last stackTraceLimit
+ * of them. */
 static char *stacktrace(const struct ending *e)
 {
     char err[64];
@@ -139,7 +140,8 @@ static void on_finished(enum finish_result result, const struct claim_answer *ne
         return;
     }
     if (result == FINISH_RESULT_CHILDREN && e->kind == ENDING_COMPLETED) {
-        /* A parent whose children are not done cannot be completed: it fails, as with a stock Worker. */
+        /* A parent whose children are not done cannot be completed: it fails, as with a stock
+         * Worker. */
         free(e->value);
         e->value = mem_strdup("The job has children that are not done, or that failed.");
         e->value_len = strlen(e->value);
@@ -155,7 +157,8 @@ static void on_finished(enum finish_result result, const struct claim_answer *ne
     free_now(e);
 }
 
-/* Everything that is pending in the reply, and the last message, go with the finishing call itself. */
+/* Everything that is pending in the reply, and the last message, go with the finishing call itself.
+ */
 static void take_messages(struct ending *e)
 {
     if (e->o.reply == NULL)

@@ -1,4 +1,5 @@
-/* The second door: entries of the Redis Stream "<prefix>:<queue>:stream:jobs" become BullMQ jobs, once each. */
+/* The second door: entries of the Redis Stream "<prefix>:<queue>:stream:jobs" become BullMQ jobs,
+ * once each. */
 #include "worker/intake.h"
 
 #include "common/log.h"

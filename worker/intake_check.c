@@ -1,4 +1,5 @@
-/* Judges an entry of the intake stream: a job that BullMQ's own clients could have added, or a dead letter. */
+/* Judges an entry of the intake stream: a job that BullMQ's own clients could have added, or a dead
+ * letter. */
 #include "worker/intake_check.h"
 
 #include "common/jsonx.h"
@@ -22,8 +23,8 @@ bool intake_id_reserved(const char *id)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(id, names[i]) == 0)
             return true;
-    /* BullMQ lets no client choose an id with a colon (but its schedulers'), for keys are made with them; and a
-     * number would collide with the ids it gives itself. */
+    /* BullMQ lets no client choose an id with a colon (but its schedulers'), for keys are made with
+     * them; and a number would collide with the ids it gives itself. */
     return strchr(id, ':') != NULL || id[strspn(id, "0123456789")] == '\0';
 }
 

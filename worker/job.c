@@ -158,7 +158,8 @@ static char *take_env(struct job *job)
     return NULL;
 }
 
-/* Job data may only name keys below the queue's own "file:" and "secret:": what else is in Redis is not its. */
+/* Job data may only name keys below the queue's own "file:" and "secret:": what else is in Redis is
+ * not its. */
 static char *check_key(const char *field, const char *key, const char *queue_prefix,
                        const char *kind)
 {

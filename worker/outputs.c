@@ -1,4 +1,5 @@
-/* Takes what a run left behind to where the job wants it: files and charts into Redis keys, uploads or the result. */
+/* Takes what a run left behind to where the job wants it: files and charts into Redis keys, uploads
+ * or the result. */
 #include "worker/outputs.h"
 
 #include "common/b64.h"
@@ -140,7 +141,8 @@ static char *value_bytes(const char *mime, const json_t *value, size_t *len)
     return mem_dup(text, *len);
 }
 
-/* Puts a big value into a key of its own, unfollowed: calls are made in order, so the message comes after it. */
+/* Puts a big value into a key of its own, unfollowed: calls are made in order, so the message comes
+ * after it. */
 static json_t *store_value(struct outputs *s, const char *bytes, size_t len)
 {
     long long file_max = settings_int(s->o.settings, SETTING_FILE_MAX_BYTES);
@@ -243,7 +245,8 @@ static void link_chart(struct outputs *s)
         json_object_del(entry, "omitted");
 }
 
-/* The item is where it belongs (members: url, key or content; reference stolen): told to reply and result. */
+/* The item is where it belongs (members: url, key or content; reference stolen): told to reply and
+ * result. */
 static void item_done(struct outputs *s, json_t *where)
 {
     json_t *file = json_pack("{s:s,s:o,s:s,s:I}", "fileId", s->file_id, "filename",

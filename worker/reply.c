@@ -1,4 +1,5 @@
-/* The reply of one execution: numbered messages, coalesced by time and size, written by fenced calls, capped. */
+/* The reply of one execution: numbered messages, coalesced by time and size, written by fenced
+ * calls, capped. */
 #include "worker/reply.h"
 
 #include "common/buf.h"
@@ -283,7 +284,8 @@ static size_t json_cost(const char *text, size_t len)
     return cost;
 }
 
-/* Counts bytes against the cap. False: they are not to be stored; the first time, one message says so. */
+/* Counts bytes against the cap. False: they are not to be stored; the first time, one message says
+ * so. */
 static bool has_room(struct reply *r, size_t len)
 {
     if (!r->o.enabled || r->is_fenced || r->full)
@@ -429,11 +431,12 @@ void reply_say_removed(struct reply *r)
     queue_call_key(call, "stalled");
     queue_call_int(call, r->o.ttl_ms);
     queue_call_int(call, r->stored);
-    char *text = r->o.enabled && r->stored > 0
-                     ? mem_printf("%s%lld,\"type\":\"done\",\"state\":\"failed\",\"reason\":\"removed\","
-                                  "\"error\":\"The job was removed from the queue while it ran.\"}",
-                                  r->head, r->stored + 1)
-                     : mem_strdup("");
+    char *text =
+        r->o.enabled && r->stored > 0
+            ? mem_printf("%s%lld,\"type\":\"done\",\"state\":\"failed\",\"reason\":\"removed\","
+                         "\"error\":\"The job was removed from the queue while it ran.\"}",
+                         r->head, r->stored + 1)
+            : mem_strdup("");
     queue_call_str(call, text);
     free(text);
     queue_call_bytes(call, job->token.data, job->token.len);

@@ -1,4 +1,5 @@
-/* Gathers what an execution gave and makes its result: the job's return value, small enough to live in Redis twice. */
+/* Gathers what an execution gave and makes its result: the job's return value, small enough to live
+ * in Redis twice. */
 #include "worker/result.h"
 
 #include "common/jsonx.h"

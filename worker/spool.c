@@ -1,4 +1,5 @@
-/* Unnamed temporary files: bytes on their way in or out of a sandbox that should not stay in memory. */
+/* Unnamed temporary files: bytes on their way in or out of a sandbox that should not stay in
+ * memory. */
 #include "worker/spool.h"
 
 #include "common/mem.h"

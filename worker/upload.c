@@ -1,4 +1,5 @@
-/* Sends one output file to where the job wants it: PUT, or POST as a multipart form, to a URL template. */
+/* Sends one output file to where the job wants it: PUT, or POST as a multipart form, to a URL
+ * template. */
 #include "worker/upload.h"
 
 #include "common/buf.h"
@@ -146,8 +147,8 @@ static int make_form(struct upload *u, const json_t *fields, const char *boundar
     return rc;
 }
 
-/* The job's headers and the content type (taken); a NULL-terminated array of heap strings. A form's type is ours
- * alone, for it names the boundary. */
+/* The job's headers and the content type (taken); a NULL-terminated array of heap strings. A form's
+ * type is ours alone, for it names the boundary. */
 static char **make_headers(const struct job_upload *target, bool form, char *content_type)
 {
     char **headers = mem_alloc((HEADERS_MAX + 2) * sizeof *headers);

@@ -1,4 +1,5 @@
-/* Log lines: JSON objects or, on a terminal, pretty text; secrets are replaced before a byte leaves. */
+/* Log lines: JSON objects or, on a terminal, pretty text; secrets are replaced before a byte
+ * leaves. */
 #ifndef SANDPIPER_COMMON_LOG_H
 #define SANDPIPER_COMMON_LOG_H
 
@@ -24,18 +25,20 @@ bool log_format_parse(const char *word, enum log_format *out);
 /* From now on `secret` (copied; ignored when NULL or shorter than 4 bytes) appears as "***" in
  * every line, also in its percent-encoded and JSON-escaped spelling. */
 void log_secret_add(const char *secret);
-/* A copy of text with the known secrets replaced; the caller frees. For error texts that leave the process. */
+/* A copy of text with the known secrets replaced; the caller frees. For error texts that leave the
+ * process. */
 char *log_redact(const char *text);
 void log_secrets_clear(void);
 
-/* One line. Control characters and invalid UTF-8 in the text are escaped; a line is cut at 8 KiB. */
+/* One line. Control characters and invalid UTF-8 in the text are escaped; a line is cut at 8 KiB.
+ */
 void log_write(enum log_level level, const struct log_ctx *ctx, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 bool log_enabled(enum log_level level);
 
 #define log_debug(...) log_write(LOG_LEVEL_DEBUG, NULL, __VA_ARGS__)
-#define log_info(...) log_write(LOG_LEVEL_INFO, NULL, __VA_ARGS__)
-#define log_warn(...) log_write(LOG_LEVEL_WARN, NULL, __VA_ARGS__)
+#define log_info(...)  log_write(LOG_LEVEL_INFO, NULL, __VA_ARGS__)
+#define log_warn(...)  log_write(LOG_LEVEL_WARN, NULL, __VA_ARGS__)
 #define log_error(...) log_write(LOG_LEVEL_ERROR, NULL, __VA_ARGS__)
 
 #endif

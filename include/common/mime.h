@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
-/* By the ending after the last dot, case-insensitively; "application/octet-stream" when unknown, when
- * there is none, or for dot files. A superset of the incumbent's table. Static string. */
+/* By the ending after the last dot, case-insensitively; "application/octet-stream" when unknown,
+ * when there is none, or for dot files. A superset of the incumbent's table. Static string. */
 const char *mime_from_filename(const char *filename);
 
 /* True for a type whose Jupyter value is base64 text of bytes (image/png, image/jpeg, image/gif,

@@ -1,4 +1,5 @@
-/* The settings: one table of names, types, defaults and sources, read from the environment and overlaid at run time. */
+/* The settings: one table of names, types, defaults and sources, read from the environment and
+ * overlaid at run time. */
 #ifndef SANDPIPER_COMMON_SETTINGS_H
 #define SANDPIPER_COMMON_SETTINGS_H
 
@@ -64,12 +65,12 @@ struct setting_row {
     const char *name; /* of the environment variable and of the hash field */
     enum setting_type type;
     enum setting_source source;
-    bool secret;           /* never shown; NAME_FILE is accepted too */
-    const char *fallback;  /* default, as text; "" is unset */
-    const char *values;    /* ENUM: the words, separated by spaces (matched case-insensitively) */
-    long long min, max;    /* INT: inclusive bounds */
-    const char *unit;      /* INT: "ms", "bytes", "MiB" or "" */
-    const char *help;      /* one line */
+    bool secret;          /* never shown; NAME_FILE is accepted too */
+    const char *fallback; /* default, as text; "" is unset */
+    const char *values;   /* ENUM: the words, separated by spaces (matched case-insensitively) */
+    long long min, max;   /* INT: inclusive bounds */
+    const char *unit;     /* INT: "ms", "bytes", "MiB" or "" */
+    const char *help;     /* one line */
 };
 
 const struct setting_row *settings_row(enum setting id);
@@ -77,14 +78,16 @@ const struct setting_row *settings_row(enum setting id);
 /* One immutable set of values. */
 struct settings;
 
-/* From this process's environment. NULL with a one-line reason naming the variable (never its value if
- * secret) when one does not parse or a *_FILE cannot be read. Its secrets are told to log_secret_add. */
+/* From this process's environment. NULL with a one-line reason naming the variable (never its value
+ * if secret) when one does not parse or a *_FILE cannot be read. Its secrets are told to
+ * log_secret_add. */
 struct settings *settings_from_environment(char *err, size_t err_size);
 
-/* A new set: base overlaid with field/value pairs (fields[2i], fields[2i+1]) of the runtime hash. Unknown
- * and environment-only fields are skipped (a debug line). NULL with a reason when a value does not parse. */
-struct settings *settings_overlay(const struct settings *base, const char *const *fields, size_t count,
-                                  char *err, size_t err_size);
+/* A new set: base overlaid with field/value pairs (fields[2i], fields[2i+1]) of the runtime hash.
+ * Unknown and environment-only fields are skipped (a debug line). NULL with a reason when a value
+ * does not parse. */
+struct settings *settings_overlay(const struct settings *base, const char *const *fields,
+                                  size_t count, char *err, size_t err_size);
 struct settings *settings_ref(struct settings *s); /* counted: each ref needs a settings_free */
 void settings_free(struct settings *s);
 
@@ -99,8 +102,11 @@ bool settings_is_set(const struct settings *s, enum setting id); /* given, not t
 const char *settings_redis_url(const struct settings *s);
 bool settings_is_development(const struct settings *s);
 
-void settings_print_help(FILE *out);                         /* the table's part of --help */
-void settings_print(const struct settings *s, FILE *out);    /* --check-config: NAME=value (source), secrets masked */
-void settings_print_markdown(FILE *out);                     /* the table in README (hidden option) */
+/* The table's part of --help. */
+void settings_print_help(FILE *out);
+/* --check-config: NAME=value (source), secrets masked. */
+void settings_print(const struct settings *s, FILE *out);
+/* The table in README (hidden option). */
+void settings_print_markdown(FILE *out);
 
 #endif

@@ -7,7 +7,8 @@
 
 struct buf;
 
-/* Percent-encodes every byte that is in `set` (a NUL-terminated list of characters); heap, caller frees. */
+/* Percent-encodes every byte that is in `set` (a NUL-terminated list of characters); heap, caller
+ * frees. */
 char *text_percent_encode_set(const char *text, size_t len, const char *set);
 /* Percent-encodes all but RFC 3986 unreserved characters; heap, caller frees. */
 char *text_percent_encode(const char *text, size_t len);
@@ -17,12 +18,14 @@ int text_hex_digit(char c);
 char *text_percent_decode(const char *text, size_t len);
 
 /* Appends text without ANSI escape sequences (CSI, OSC, two-byte); 0, or -1 when out is full. */
-int text_strip_ansi(const char *text, size_t len, struct buf *out) __attribute__((warn_unused_result));
+int text_strip_ansi(const char *text, size_t len, struct buf *out)
+    __attribute__((warn_unused_result));
 
 /* Random UUID v4 in its 36-character spelling, from the kernel's generator. */
 void text_uuid(char out[37]);
 
-/* Wall clock in ms since the epoch; monotonic clock in ms. Neither depends on the loop's cached time. */
+/* Wall clock in ms since the epoch; monotonic clock in ms. Neither depends on the loop's cached
+ * time. */
 long long text_now_ms(void);
 long long text_monotonic_ms(void);
 

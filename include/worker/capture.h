@@ -16,8 +16,8 @@ void capture_init(struct capture *c, size_t max_bytes);
 void capture_fini(struct capture *c);
 void capture_add(struct capture *c, const char *text, size_t len);
 
-/* At most max bytes of it (head and tail, cut at characters, with a line between that says how much is
- * left out). Heap, caller frees; *dropped is the bytes that are not in it. */
+/* At most max bytes of it (head and tail, cut at characters, with a line between that says how much
+ * is left out). Heap, caller frees; *dropped is the bytes that are not in it. */
 char *capture_text(const struct capture *c, size_t max, size_t *len, long long *dropped);
 
 #endif

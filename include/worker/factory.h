@@ -1,4 +1,5 @@
-/* Hands out the driver that the settings ask for; made on first use, and again when what identifies it changes. */
+/* Hands out the driver that the settings ask for; made on first use, and again when what identifies
+ * it changes. */
 #ifndef SANDPIPER_WORKER_FACTORY_H
 #define SANDPIPER_WORKER_FACTORY_H
 
@@ -8,14 +9,15 @@ struct factory;
 
 struct factory *factory_new(const struct driver_host *host);
 
-/* The driver for these settings. NULL with one sentence in err when it cannot be made: the job fails, the next
- * tries again. The driver stays alive until factory_give_back: one call for each take. */
+/* The driver for these settings. NULL with one sentence in err when it cannot be made: the job
+ * fails, the next tries again. The driver stays alive until factory_give_back: one call for each
+ * take. */
 struct driver *factory_take(struct factory *f, const struct settings *settings, char *err,
                             size_t err_size);
 void factory_give_back(struct factory *f, struct driver *d);
 
-/* The name of the driver that these settings give now ("LOCAL", "DISABLED", ...), and why if it is not the one
- * they name; for ops. Static or borrowed until the next call. */
+/* The name of the driver that these settings give now ("LOCAL", "DISABLED", ...), and why if it is
+ * not the one they name; for ops. Static or borrowed until the next call. */
 const char *factory_describe(const struct settings *settings, const char **why);
 
 /* Dispose of everything; done runs from the loop when the last driver is gone. No take after it. */

@@ -1,4 +1,5 @@
-/* The second door: entries of the Redis Stream "<prefix>:<queue>:stream:jobs" become BullMQ jobs, once each. */
+/* The second door: entries of the Redis Stream "<prefix>:<queue>:stream:jobs" become BullMQ jobs,
+ * once each. */
 #ifndef SANDPIPER_WORKER_INTAKE_H
 #define SANDPIPER_WORKER_INTAKE_H
 
@@ -6,9 +7,9 @@
 
 struct intake;
 
-/* Consumer group "workers" (made from 0, MKSTREAM), one consumer a replica, read on a blocking connection of
- * its own. Entries that dead replicas left behind come back by XAUTOCLAIM. What cannot be admitted goes to
- * "stream:dead" with the reason. */
+/* Consumer group "workers" (made from 0, MKSTREAM), one consumer a replica, read on a blocking
+ * connection of its own. Entries that dead replicas left behind come back by XAUTOCLAIM. What
+ * cannot be admitted goes to "stream:dead" with the reason. */
 struct intake *intake_new(struct queue *q, const struct redis_url *url);
 void intake_free(struct intake *in);
 

@@ -45,14 +45,15 @@ struct job {
     json_t *warnings; /* own array of strings */
 };
 
-/* Checks everything that can be checked before anything is done. Returns NULL when fine; else one sentence that
- * names the field (heap, caller frees); then the job holds what was understood so far (reply). Either way
- * job_fini is due. */
+/* Checks everything that can be checked before anything is done. Returns NULL when fine; else one
+ * sentence that names the field (heap, caller frees); then the job holds what was understood so far
+ * (reply). Either way job_fini is due. */
 char *job_parse(struct job *job, const struct claimed_job *claimed, const struct jobopts *opts,
                 const char *queue_prefix, const struct settings *settings);
 void job_fini(struct job *job);
 
-/* Adds one env entry (checked name and value); NULL, or what is wrong with it (heap). `where` names the source. */
+/* Adds one env entry (checked name and value); NULL, or what is wrong with it (heap). `where` names
+ * the source. */
 char *job_env_add(json_t *env, const char *where, const char *name, const char *value,
                   size_t value_len);
 

@@ -1,4 +1,5 @@
-/* The outcome table: what each reason of an end means for BullMQ, the reply and the result (design: README "Outcomes"). */
+/* The outcome table: what each reason of an end means for BullMQ, the reply and the result (design:
+ * README "Outcomes"). */
 #ifndef SANDPIPER_WORKER_OUTCOME_H
 #define SANDPIPER_WORKER_OUTCOME_H
 

@@ -1,4 +1,5 @@
-/* The reply of one execution: numbered messages, coalesced by time and size, written by fenced calls, capped. */
+/* The reply of one execution: numbered messages, coalesced by time and size, written by fenced
+ * calls, capped. */
 #ifndef SANDPIPER_WORKER_REPLY_H
 #define SANDPIPER_WORKER_REPLY_H
 
@@ -19,41 +20,43 @@ struct reply_options {
     long long heartbeat_ms; /* of silence, while running */
 };
 
-/* fenced runs from the loop, once: the lock is not ours any more, or the job is gone (`removed`). Nothing is
- * written after it. */
+/* fenced runs from the loop, once: the lock is not ours any more, or the job is gone (`removed`).
+ * Nothing is written after it. */
 typedef void (*reply_fenced_fn)(bool removed, void *data);
 struct reply *reply_new(const struct reply_options *options, reply_fenced_fn fenced, void *data);
 void reply_free(struct reply *r); /* what is pending is dropped */
 
-/* Says `started` and, with `mark`, marks the run in the same call. acked runs from the loop when Redis has
- * both; not when fenced. With nothing to say and no mark it runs all the same. */
+/* Says `started` and, with `mark`, marks the run in the same call. acked runs from the loop when
+ * Redis has both; not when fenced. With nothing to say and no mark it runs all the same. */
 void reply_started(struct reply *r, int attempt, const struct driver_ready *ready, bool mark,
                    void (*acked)(void *data));
 
 /* Output text (valid UTF-8, whole characters). */
 void reply_output(struct reply *r, enum driver_stream stream, const char *text, size_t len);
-/* Another message; `members` is an object with what is beside the envelope (reference stolen). `always`: past
- * the cap too. Unless `pending` it is sent soon by itself. */
+/* Another message; `members` is an object with what is beside the envelope (reference stolen).
+ * `always`: past the cap too. Unless `pending` it is sent soon by itself. */
 void reply_message(struct reply *r, const char *type, json_t *members, bool always);
 
-/* Runs done once no flush is under way any more, from the loop or at once; what is pending then stays
- * pending (for reply_take). Heartbeats end. Not run when fenced. */
+/* Runs done once no flush is under way any more, from the loop or at once; what is pending then
+ * stays pending (for reply_take). Heartbeats end. Not run when fenced. */
 void reply_settle(struct reply *r, void (*done)(void *data));
-/* Hands over what is pending, as numbered messages for a finishing call. The array and its strings are the
- * caller's (reply_messages_free). *first_seq is that of the first. fresh: nothing was written before. */
+/* Hands over what is pending, as numbered messages for a finishing call. The array and its strings
+ * are the caller's (reply_messages_free). *first_seq is that of the first. fresh: nothing was
+ * written before. */
 struct str *reply_take(struct reply *r, size_t *count, long long *first_seq, bool *fresh);
 /* The messages from number next_seq on, taken before, will not be used: count on from there. */
 void reply_renumber(struct reply *r, long long next_seq);
 void reply_messages_free(struct str *messages, size_t count);
-/* Sends what is pending now (after reply_settle, before a retry that carries no messages); acked(data) when
- * Redis has it. Not run when fenced, nor after reply_free. */
+/* Sends what is pending now (after reply_settle, before a retry that carries no messages);
+ * acked(data) when Redis has it. Not run when fenced, nor after reply_free. */
 void reply_flush_for(struct reply *r, void (*acked)(void *data), void *data);
 
 long long reply_last_seq(const struct reply *r); /* of what was stored for sure; 0 none */
 long long reply_bytes(const struct reply *r);
 
-/* Says `done` for a job that was removed while it ran, if its stream still ends with our words; a lock and a
- * place in active that are left of it go too. Does nothing for a job that is still there. */
+/* Says `done` for a job that was removed while it ran, if its stream still ends with our words; a
+ * lock and a place in active that are left of it go too. Does nothing for a job that is still
+ * there. */
 void reply_say_removed(struct reply *r);
 
 #endif

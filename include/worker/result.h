@@ -1,4 +1,5 @@
-/* Gathers what an execution gave and makes its result: the job's return value, small enough to live in Redis twice. */
+/* Gathers what an execution gave and makes its result: the job's return value, small enough to live
+ * in Redis twice. */
 #ifndef SANDPIPER_WORKER_RESULT_H
 #define SANDPIPER_WORKER_RESULT_H
 
@@ -6,7 +7,8 @@
 #include "worker/driver.h"
 #include "worker/outcome.h"
 
-/* Deepest MIME value that a result or a message carries: what is around it must not make it too deep for JSON. */
+/* Deepest MIME value that a result or a message carries: what is around it must not make it too
+ * deep for JSON. */
 #define RESULT_DEPTH_MAX 100
 
 struct result {
@@ -28,16 +30,17 @@ struct result {
 void result_init(struct result *r, const char *execution_id, const char *language);
 void result_fini(struct result *r);
 
-/* Keeps a result of the code: values up to a few KiB as they are, of bigger ones the MIME type and the size
- * (`omitted`), or what `refs` says of them ({mime: {...}}, borrowed, may be NULL). The kept entry, borrowed, so
- * that refs can be added later; NULL when there are too many. */
+/* Keeps a result of the code: values up to a few KiB as they are, of bigger ones the MIME type and
+ * the size
+ * (`omitted`), or what `refs` says of them ({mime: {...}}, borrowed, may be NULL). The kept entry,
+ * borrowed, so that refs can be added later; NULL when there are too many. */
 json_t *result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs);
 void result_warn(struct result *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Takes error, exit code and lost state from a driver's end. */
 void result_take_end(struct result *r, const struct driver_end *end);
 
-/* The JSON text, at most max bytes whatever was gathered (output, results, files and traceback are cut until it
- * fits). Heap, caller frees. */
+/* The JSON text, at most max bytes whatever was gathered (output, results, files and traceback are
+ * cut until it fits). Heap, caller frees. */
 char *result_dump(const struct result *r, enum outcome outcome, size_t max, size_t *len);
 
 /* The exit code that the result shows; OUTCOME_NO_EXIT_CODE for none. */

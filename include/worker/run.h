@@ -19,8 +19,8 @@ struct run_host { /* what the worker gives every run; outlives them */
     struct settings *settings; /* of the environment */
     /* May the finish of this run bring another job? */
     bool (*may_fetch)(void *data);
-    /* The run is over; answer (NULL when nothing was asked) is what its finish brought: its job is the callee's. The
-     * run frees itself. From the loop. */
+    /* The run is over; answer (NULL when nothing was asked) is what its finish brought: its job is
+     * the callee's. The run frees itself. From the loop. */
     void (*ended)(struct run *run, const struct claim_answer *answer, void *data);
     void *data;
 };
@@ -30,8 +30,9 @@ enum run_stop { RUN_STOP_NONE, RUN_STOP_TIMEOUT, RUN_STOP_CANCELLED, RUN_STOP_DR
 /* Takes the job over. Nothing is called back inside. */
 struct run *run_start(const struct run_host *host, struct claimed_job *job);
 
-/* Cancel or drain: before the code was delivered the job is not run (cancelled) or runs no more (drained: it is
- * left to another worker by its lock's end... see run.c); after it the code is interrupted. */
+/* Cancel or drain: before the code was delivered the job is not run (cancelled) or runs no more
+ * (drained: it is left to another worker by its lock's end... see run.c); after it the code is
+ * interrupted. */
 void run_stop(struct run *run, enum run_stop why);
 
 /* Forget it without ending the job (the process is about to exit): its lock expires. */

@@ -1,4 +1,5 @@
-/* Sends one output file to where the job wants it: PUT, or POST as a multipart form, to a URL template. */
+/* Sends one output file to where the job wants it: PUT, or POST as a multipart form, to a URL
+ * template. */
 #ifndef SANDPIPER_WORKER_UPLOAD_H
 #define SANDPIPER_WORKER_UPLOAD_H
 
@@ -14,7 +15,8 @@ struct upload_file {
     const char *job_id, *file_id, *filename, *mime;
 };
 
-/* Runs once, from the loop. url: where it is, without the query; NULL when it failed, `why` says it. */
+/* Runs once, from the loop. url: where it is, without the query; NULL when it failed, `why` says
+ * it. */
 typedef void (*upload_done_fn)(const char *url, const char *why, void *data);
 
 /* target borrowed until done. */

@@ -6,13 +6,13 @@ struct ev_loop;
 struct settings;
 struct worker;
 
-/* Starts connecting and working. settings are kept (a reference is taken). NULL with a line in err when they
- * cannot be used. */
+/* Starts connecting and working. settings are kept (a reference is taken). NULL with a line in err
+ * when they cannot be used. */
 struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char *err,
                           unsigned long err_size);
 
-/* Claim no more; let runs finish up to DRAIN_TIMEOUT_MS, then stop them; then ended runs from the loop. The
- * second call stops them at once. */
+/* Claim no more; let runs finish up to DRAIN_TIMEOUT_MS, then stop them; then ended runs from the
+ * loop. The second call stops them at once. */
 void worker_drain(struct worker *w, void (*ended)(void *data), void *data);
 
 /* After `ended`, once the loop has stopped. */

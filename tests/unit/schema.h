@@ -1,4 +1,5 @@
-/* Checks a JSON value against include/contract/v1.schema.json: the part of JSON Schema that it uses. */
+/* Checks a JSON value against include/contract/v1.schema.json: the part of JSON Schema that it
+ * uses. */
 #ifndef SANDPIPER_TESTS_SCHEMA_H
 #define SANDPIPER_TESTS_SCHEMA_H
 

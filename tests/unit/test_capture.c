@@ -15,7 +15,8 @@
 
 #define NOTE "[... "
 
-/* What capture_text gave must be whole, or a true head, a line that says what is left out, and a true tail. */
+/* What capture_text gave must be whole, or a true head, a line that says what is left out, and a
+ * true tail. */
 static void check(const struct capture *c, const char *all, size_t total, size_t max)
 {
     size_t len;
@@ -126,7 +127,8 @@ static void test_characters(void **state)
     }
 }
 
-/* Where bytes are missing, the end of the head is followed by bytes that were not its neighbours. */
+/* Where bytes are missing, the end of the head is followed by bytes that were not its neighbours.
+ */
 static void test_gap_inside_a_character(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Tests of what the stream takes in: defaults, reserved ids, options that BullMQ could have written. */
+/* Tests of what the stream takes in: defaults, reserved ids, options that BullMQ could have
+ * written. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

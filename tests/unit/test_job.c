@@ -1,4 +1,5 @@
-/* Tests of job data: every field's good and bad forms, and the thread key against the one that Redis computes. */
+/* Tests of job data: every field's good and bad forms, and the thread key against the one that
+ * Redis computes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -512,7 +513,8 @@ static void test_ids(void **state)
     parsed_fini(&p);
 }
 
-/* Case 142 and the rest of the thread key: C and Lua must agree, or the lease would guard another sandbox. */
+/* Case 142 and the rest of the thread key: C and Lua must agree, or the lease would guard another
+ * sandbox. */
 static const struct {
     const char *data, *opts, *thread; /* "!": refused */
 } threads[] = {

@@ -1,4 +1,5 @@
-/* Tests of a job's BullMQ options: the values that clients write, and BullMQ 6.7.0's decisions on them. */
+/* Tests of a job's BullMQ options: the values that clients write, and BullMQ 6.7.0's decisions on
+ * them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +53,8 @@ static void test_nothing_given(void **state)
 static void test_attempts(void **state)
 {
     (void)state;
-    /* value, how many runs there are in all: attemptsMade + 1 < attempts decides, as in JavaScript */
+    /* value, how many runs there are in all: attemptsMade + 1 < attempts decides, as in JavaScript
+     */
     static const struct {
         const char *attempts;
         int runs;

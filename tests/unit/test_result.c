@@ -285,7 +285,8 @@ static void test_too_many_results_is_said_once(void **state)
     result_fini(&r);
 }
 
-/* A value nested as deep as a driver's line may be must not make the whole too deep to be written. */
+/* A value nested as deep as a driver's line may be must not make the whole too deep to be written.
+ */
 static void test_deep_values(void **state)
 {
     (void)state;

@@ -267,7 +267,8 @@ static void test_overlay(void **state)
     settings_free(NULL);
 }
 
-/* No environment-only row moves, whatever the hash says, not even to a value that would not parse. */
+/* No environment-only row moves, whatever the hash says, not even to a value that would not parse.
+ */
 static void test_overlay_environment_only(void **state)
 {
     (void)state;

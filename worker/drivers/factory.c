@@ -1,4 +1,5 @@
-/* Hands out the driver that the settings ask for; made on first use, and again when what identifies it changes. */
+/* Hands out the driver that the settings ask for; made on first use, and again when what identifies
+ * it changes. */
 #include "worker/factory.h"
 
 #include "common/log.h"
@@ -168,8 +169,8 @@ struct driver *factory_take(struct factory *f, const struct settings *settings, 
         free(identity);
         return NULL;
     }
-    retire(
-        f->current); /* only now: while the new one cannot be made, the old one may yet be asked for again */
+    retire(f->current); /* only now: while the new one cannot be made, the old one may yet be asked
+                           for again */
     struct kept *k = mem_alloc(sizeof *k);
     *k = (struct kept){f->all, f, driver, identity, 1, false};
     f->all = f->current = k;

@@ -1,4 +1,5 @@
-/* Test builds only: a driver whose "code" is a list of NDJSON steps that it plays, so that tests need no kernels. */
+/* Test builds only: a driver whose "code" is a list of NDJSON steps that it plays, so that tests
+ * need no kernels. */
 #include "worker/driver.h"
 
 #include "common/b64.h"
@@ -13,17 +14,19 @@
 
 /* Steps, one JSON object a line:
  *   before delivery: {"prepare":ms}, {"fail":"no_sandbox"|"no_capacity"|"driver_error"[,"times":k]}
- *   after it: {"sleep":ms} {"stdout":text[,"times":n]} {"stderr":text[,"times":n]} {"result":bundle[,"main":true]}
- *     {"file":path,"content":text|"base64":text} {"error":{"name","value","traceback"}} {"exit":n} {"die":signal}
- *     {"oom":true} {"lost":true} {"unknown":true} {"hang":true} {"resist":true} {"state":name} (prints a counter
- *     kept for the thread) */
+ *   after it: {"sleep":ms} {"stdout":text[,"times":n]} {"stderr":text[,"times":n]}
+ * {"result":bundle[,"main":true]}
+ *     {"file":path,"content":text|"base64":text} {"error":{"name","value","traceback"}} {"exit":n}
+ * {"die":signal}
+ *     {"oom":true} {"lost":true} {"unknown":true} {"hang":true} {"resist":true} {"state":name}
+ * (prints a counter kept for the thread) */
 
 #define RESIST_SECONDS 0.3 /* until a run that ignores the interrupt is killed */
 
 struct scripted {
     struct driver base;
     struct ev_loop *loop;
-    json_t *threads;  /* T -> {counter: value}; the "warm state" */
+    json_t *threads; /* T -> {counter: value}; the "warm state" */
 };
 
 struct scripted_file {

@@ -1,4 +1,5 @@
-/* Ends a job, or sends it to its next attempt, as a stock Worker would, in one script call with our reply and lease. */
+/* Ends a job, or sends it to its next attempt, as a stock Worker would, in one script call with our
+ * reply and lease. */
 #include "worker/queue/finish.h"
 
 #include "common/log.h"
@@ -25,7 +26,8 @@ static void on_finished(redisReply *reply, void *data)
     if (reply->type == REDIS_REPLY_ERROR) {
         result = FINISH_RESULT_ERROR;
     } else if (reply->type == REDIS_REPLY_INTEGER && reply->integer < 0) {
-        /* BullMQ's ErrorCode; after a lost connection the first try of this call may have done it all. */
+        /* BullMQ's ErrorCode; after a lost connection the first try of this call may have done it
+         * all. */
         bool children = reply->integer == -4 || reply->integer == -9;
         result = children ? FINISH_RESULT_CHILDREN : FINISH_RESULT_LOST;
         log_write(LOG_LEVEL_WARN, &ctx, "job could not be finished: BullMQ's code %lld (%s)",

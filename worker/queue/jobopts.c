@@ -31,8 +31,8 @@ static double member(const json_t *object, const char *key, double fallback)
     return isnan(d) ? fallback : d;
 }
 
-/* removeOnComplete / removeOnFail: true, false, a number, or {count, age, limit}; absent: all are kept. Any
- * text is as good as true for BullMQ. */
+/* removeOnComplete / removeOnFail: true, false, a number, or {count, age, limit}; absent: all are
+ * kept. Any text is as good as true for BullMQ. */
 static struct jobopts_keep parse_keep(const json_t *v)
 {
     struct jobopts_keep keep = {.count = -1, .has_count = true};

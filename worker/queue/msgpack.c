@@ -1,4 +1,5 @@
-/* Writes the few msgpack types that BullMQ's scripts take as options (https://msgpack.org, spec of 2017). */
+/* Writes the few msgpack types that BullMQ's scripts take as options (https://msgpack.org, spec of
+ * 2017). */
 #include "worker/queue/msgpack.h"
 
 #include <stdlib.h>

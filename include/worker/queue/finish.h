@@ -1,4 +1,5 @@
-/* Ends a job, or sends it to its next attempt, as a stock Worker would, in one script call with our reply and lease. */
+/* Ends a job, or sends it to its next attempt, as a stock Worker would, in one script call with our
+ * reply and lease. */
 #ifndef SANDPIPER_WORKER_QUEUE_FINISH_H
 #define SANDPIPER_WORKER_QUEUE_FINISH_H
 
@@ -14,7 +15,8 @@ enum finish_kind {
 
 enum finish_result {
     FINISH_RESULT_OK,
-    FINISH_RESULT_LOST, /* the job is not ours any more (or was ended by an earlier try of this call) */
+    FINISH_RESULT_LOST,     /* the job is not ours any more (or was ended by an earlier try of this
+                               call) */
     FINISH_RESULT_CHILDREN, /* completed is refused: it has pending or failed children */
     FINISH_RESULT_ERROR,    /* the script failed; logged */
 };
@@ -41,8 +43,8 @@ struct finish { /* borrowed for the call */
 typedef void (*finish_fn)(enum finish_result result, const struct claim_answer *next, void *data);
 void finish_send(struct queue *q, const struct finish *f, finish_fn cb, void *data);
 
-/* Gives a job back that was claimed but never delivered: to the front of wait, no attempt used, its thread
- * kept. cb as above, with nothing fetched. */
+/* Gives a job back that was claimed but never delivered: to the front of wait, no attempt used, its
+ * thread kept. cb as above, with nothing fetched. */
 void finish_give_back(struct queue *q, const struct claimed_job *job, finish_fn cb, void *data);
 
 #endif

@@ -40,9 +40,10 @@ struct jobopts {
 void jobopts_init(struct jobopts *o, const struct str *opts_json);
 void jobopts_fini(struct jobopts *o);
 
-/* BullMQ's decision after a failure that may be retried (Job.shouldRetryJob, Backoffs.calculate, 6.7.0):
- * true, with the delay in ms (0: at once), when attempts are left. attempts_made: before this one.
- * random01 in [0,1) feeds the jitter. An unknown strategy waits like a fixed one. */
+/* BullMQ's decision after a failure that may be retried (Job.shouldRetryJob,
+ * Backoffs.calculate, 6.7.0): true, with the delay in ms (0: at once), when attempts are left.
+ * attempts_made: before this one. random01 in [0,1) feeds the jitter. An unknown strategy waits
+ * like a fixed one. */
 bool jobopts_retry(const struct jobopts *o, long long attempts_made, double random01,
                    long long *delay_ms);
 

@@ -6,13 +6,15 @@
 
 struct marker;
 
-/* Opens the connection that getWorkers() counts: CLIENT SETNAME "<prefix>:<base64(queue)>[:w:<name>]". */
+/* Opens the connection that getWorkers() counts: CLIENT SETNAME
+ * "<prefix>:<base64(queue)>[:w:<name>]". */
 struct marker *marker_new(struct queue *q, const struct redis_url *url);
 void marker_free(struct marker *m);
 
-/* Wait once, at most `ms` (0: do not wait at all); woke runs once from the loop: something is there, time is
- * up, or the connection was lost: in each case a claim should be tried, unless next_delayed_at (ms since the
- * epoch, 0 unknown) says that the popped marker speaks of a time to come. One wait at a time. */
+/* Wait once, at most `ms` (0: do not wait at all); woke runs once from the loop: something is
+ * there, time is up, or the connection was lost: in each case a claim should be tried, unless
+ * next_delayed_at (ms since the epoch, 0 unknown) says that the popped marker speaks of a time to
+ * come. One wait at a time. */
 typedef void (*marker_fn)(long long next_delayed_at, void *data);
 void marker_wait(struct marker *m, long long ms, marker_fn woke, void *data);
 bool marker_waiting(const struct marker *m);

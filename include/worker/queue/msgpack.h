@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Each appends to out, which must have room (a script's options are bounded by its caller): too small a
- * maximum is a programmer's error and aborts. */
+/* Each appends to out, which must have room (a script's options are bounded by its caller): too
+ * small a maximum is a programmer's error and aborts. */
 void msgpack_map(struct buf *out, uint32_t pairs);
 void msgpack_array(struct buf *out, uint32_t elements);
 void msgpack_bytes(struct buf *out, const void *data, size_t len); /* as a str */

@@ -1,4 +1,5 @@
-/* One BullMQ queue as this worker sees it: its keys, its connection, and calls that outlive a lost connection. */
+/* One BullMQ queue as this worker sees it: its keys, its connection, and calls that outlive a lost
+ * connection. */
 #ifndef SANDPIPER_WORKER_QUEUE_QUEUE_H
 #define SANDPIPER_WORKER_QUEUE_QUEUE_H
 
@@ -33,13 +34,14 @@ const char *queue_prefix(const struct queue *q); /* "<prefix>:<queue>:" */
 /* "<prefix>:<queue>:" + suffix; heap, caller frees. len of the suffix may include NULs. */
 struct str queue_key(const struct queue *q, const char *suffix, size_t len);
 
-/* The command connection is usable and locks were renewed: calls that wait are sent. False stops sending. */
+/* The command connection is usable and locks were renewed: calls that wait are sent. False stops
+ * sending. */
 void queue_set_ready(struct queue *q, bool ready);
 bool queue_is_ready(const struct queue *q);
 
-/* A script call that is kept until Redis has answered it: lost connections, LOADING, BUSY, OOM, READONLY and the
- * like make it be sent again, in the order in which calls were made. So every script called here must be safe
- * to be made twice. */
+/* A script call that is kept until Redis has answered it: lost connections, LOADING, BUSY, OOM,
+ * READONLY and the like make it be sent again, in the order in which calls were made. So every
+ * script called here must be safe to be made twice. */
 struct queue_call *queue_call_new(struct queue *q, const struct redis_script *script, int nkeys);
 void queue_call_key(struct queue_call *call, const char *suffix); /* "<prefix>:<queue>:" + suffix */
 void queue_call_job_key(struct queue_call *call, const struct str *id, const char *ending);
@@ -47,8 +49,8 @@ void queue_call_bytes(struct queue_call *call, const void *data, size_t len); /*
 void queue_call_str(struct queue_call *call, const char *text);
 void queue_call_int(struct queue_call *call, long long value);
 
-/* Runs once, from the loop. reply is never NULL; an error reply is one that repeating will not change (logged
- * already). Borrowed. May make calls; must not queue_free. */
+/* Runs once, from the loop. reply is never NULL; an error reply is one that repeating will not
+ * change (logged already). Borrowed. May make calls; must not queue_free. */
 typedef void (*queue_reply_fn)(redisReply *reply, void *data);
 void queue_call_send(struct queue_call *call, queue_reply_fn cb, void *data);
 /* Give up waiting: no callback. The call may still reach Redis. */
@@ -56,8 +58,8 @@ void queue_call_cancel(struct queue_call *call);
 /* Number of calls not yet answered. */
 size_t queue_calls_waiting(const struct queue *q);
 
-/* A plain command on "<prefix>:<queue>:" keys, once (no repeat); cb as redis_command. argv[1] is the key's
- * suffix. -1 when not ready. */
+/* A plain command on "<prefix>:<queue>:" keys, once (no repeat); cb as redis_command. argv[1] is
+ * the key's suffix. -1 when not ready. */
 int queue_command(struct queue *q, int argc, const char *const *argv, const size_t *lens,
                   redis_reply_fn cb, void *data);
 

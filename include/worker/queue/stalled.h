@@ -6,13 +6,14 @@
 
 struct stalled;
 
-/* Runs every interval_ms while the queue is ready; the guard key lives for 0.8 of that (equal values skip half
- * of the passes). woke runs when a pass moved a job to wait. */
+/* Runs every interval_ms while the queue is ready; the guard key lives for 0.8 of that (equal
+ * values skip half of the passes). woke runs when a pass moved a job to wait. */
 struct stalled *stalled_new(struct queue *q, long long interval_ms, long long max_stalled_count,
                             void (*woke)(void *data), void *data);
 void stalled_free(struct stalled *s);
 
-/* After a lost connection: no pass before now + ms, so that every replica can renew its locks first. */
+/* After a lost connection: no pass before now + ms, so that every replica can renew its locks
+ * first. */
 void stalled_hold(struct stalled *s, long long ms);
 
 #endif
