@@ -1,4 +1,4 @@
-/* Tells in Redis that this replica is there and what it can do, and asks where threads ran last. */
+/* Tells in Redis that this replica is there and what it can do. */
 #include "worker/presence.h"
 
 #include "common/mem.h"
@@ -107,39 +107,4 @@ void presence_free(struct presence *p)
     ev_timer_stop(queue_options(p->q)->loop, &p->timer);
     free(p->key);
     free(p);
-}
-
-struct asked {
-    struct presence *p;
-    char *thread;
-    void (*moved)(void *ctx, const char *thread);
-    void *ctx;
-};
-
-static void on_owner(struct redis *r, redisReply *reply, void *data)
-{
-    (void)r;
-    struct asked *a = data;
-    if (reply != NULL && reply->type == REDIS_REPLY_STRING &&
-        strcmp(reply->str, queue_options(a->p->q)->replica_id) != 0)
-        a->moved(a->ctx, a->thread);
-    free(a->thread);
-    free(a);
-}
-
-void presence_check_moved(void *data, const char *const *threads, size_t count,
-                          void (*moved)(void *ctx, const char *thread), void *ctx)
-{
-    struct presence *p = data;
-    for (size_t i = 0; i < count; i++) {
-        struct asked *a = mem_alloc(sizeof *a);
-        *a = (struct asked){p, mem_strdup(threads[i]), moved, ctx};
-        char *key = mem_printf("thread:%s", threads[i]);
-        const char *argv[] = {"HGET", key, "replica"};
-        if (queue_command(p->q, 3, argv, NULL, on_owner, a) != 0) {
-            free(a->thread);
-            free(a);
-        }
-        free(key);
-    }
 }

@@ -131,7 +131,8 @@ static void over(struct run *run, const struct claim_answer *answer)
         reaper_defer(free_run, run);
 }
 
-/* A callback that cannot be called off has come; false when the run is over and it is all the same. */
+/* A callback that cannot be called off has come; false when the run is over and it is all the same.
+ */
 static bool unhold(struct run *run)
 {
     run->holds--;
@@ -454,6 +455,11 @@ static void on_ready(void *data, const struct driver_ready *ready)
     reply_started(run->reply, (int)run->claimed->attempts_made + 1, ready, mark, on_marked);
 }
 
+static const char *or_empty(const struct str *s)
+{
+    return s->data != NULL ? s->data : "";
+}
+
 static const struct driver_events driver_events = {on_ready, on_output, on_result, on_end};
 
 static void on_inputs(const char *error, bool permanent, void *data)
@@ -476,6 +482,8 @@ static void on_inputs(const char *error, bool permanent, void *data)
         .env = run->job.env,
         .timeout_ms = run->job.timeout_ms,
         .attempt = (int)run->claimed->attempts_made + 1,
+        .record = {or_empty(&run->claimed->sandbox), or_empty(&run->claimed->creation),
+                   or_empty(&run->claimed->actor)},
         .other_replica_before =
             before->len > 0 &&
             strcmp(before->data, queue_options(run->host->queue)->replica_id) != 0,
@@ -515,7 +523,8 @@ static void with_driver(struct run *run)
     run->driver = factory_take(run->host->factory, run->settings, err, sizeof err);
     run_enter(run, STAGING);
     if (run->claimed->mark.data != NULL && !run->job.idempotent) {
-        /* Delivered once, by a worker that is gone. Before the thread goes on, its sandbox must be free. */
+        /* Delivered once, by a worker that is gone. Before the thread goes on, its sandbox must be
+         * free. */
         run->holds++;
         if (run->driver != NULL && run->claimed->thread.data != NULL)
             run->driver->ops->settle(run->driver, run->claimed->thread.data, on_settled_lost, run);

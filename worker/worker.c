@@ -12,6 +12,7 @@
 #include "worker/queue/marker.h"
 #include "worker/queue/stalled.h"
 #include "worker/run.h"
+#include "worker/thread_records.h"
 
 #include <ev.h>
 #include <stdio.h>
@@ -19,7 +20,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PARK_HORIZON_MS 3600000 /* parked jobs are woken by their thread; this is the last resort */
+#define PARK_HORIZON_MS                                                                            \
+    3600000 /* parked jobs are woken by their thread; this is the last resort  \
+                                 */
 #define DELAYED_WAIT_MAX_MS                                                                        \
     10000                  /* longest wait on the marker when a delayed job is due (as BullMQ) */
 #define CLAIM_PAUSE_S 0.25 /* after a claim that failed */
@@ -196,7 +199,8 @@ static void on_redis_state(struct redis *r, bool ready, const char *reason, void
         queue_set_ready(w->queue, false);
         return;
     }
-    if (w->was_ready) /* every replica gets the time to renew its locks before anybody calls a job stalled */
+    if (w->was_ready) /* every replica gets the time to renew its locks before anybody calls a job
+                         stalled */
         stalled_hold(w->stalled, settings_int(w->settings, SETTING_LOCK_DURATION_MS));
     w->was_ready = true;
     locks_renew_now(w->locks, on_locks_renewed, w);
@@ -330,12 +334,12 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     if (settings_bool(settings, SETTING_STREAM_INTAKE))
         w->intake = intake_new(w->queue, &url);
     w->presence = presence_new(w->queue, settings, running, is_draining, w);
-    w->factory = factory_new(&(struct driver_host){
-        .loop = loop,
-        .replica_id = w->replica_id,
-        .check_moved = presence_check_moved,
-        .data = w->presence,
-        .lock_duration_ms = settings_int(settings, SETTING_LOCK_DURATION_MS)});
+    struct driver_host host = {.loop = loop,
+                               .replica_id = w->replica_id,
+                               .lock_duration_ms =
+                                   settings_int(settings, SETTING_LOCK_DURATION_MS)};
+    thread_records_attach(&host, w->queue);
+    w->factory = factory_new(&host);
     w->host = (struct run_host){loop,    w->queue,    w->redis,  w->locks,     w->factory,
                                 w->http, w->settings, may_fetch, on_run_ended, w};
     redis_url_fini(&url);

@@ -1,4 +1,4 @@
-/* Tells in Redis that this replica is there and what it can do, and asks where threads ran last. */
+/* Tells in Redis that this replica is there and what it can do. */
 #ifndef SANDPIPER_WORKER_PRESENCE_H
 #define SANDPIPER_WORKER_PRESENCE_H
 
@@ -14,9 +14,5 @@ struct presence *presence_new(struct queue *q, const struct settings *settings,
 void presence_free(struct presence *p);
 void presence_refresh(struct presence *p); /* now */
 void presence_leave(struct presence *p);   /* best effort, before the connection is closed */
-
-/* driver_host.check_moved; data is the presence. */
-void presence_check_moved(void *data, const char *const *threads, size_t count,
-                          void (*moved)(void *ctx, const char *thread), void *ctx);
 
 #endif

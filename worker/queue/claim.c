@@ -14,9 +14,10 @@ void claimed_job_free(struct claimed_job *job)
 {
     if (job == NULL)
         return;
-    struct str *const all[] = {&job->id,         &job->token,         &job->name, &job->data,
-                               &job->opts,       &job->thread,        &job->mark, &job->defa,
-                               &job->stacktrace, &job->replica_before};
+    struct str *const all[] = {
+        &job->id,      &job->token,    &job->name, &job->data,       &job->opts,
+        &job->thread,  &job->mark,     &job->defa, &job->stacktrace, &job->replica_before,
+        &job->sandbox, &job->creation, &job->actor};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         str_fini(all[i]);
     for (size_t i = 0; i < job->runtime_count * 2; i++)
@@ -70,12 +71,15 @@ static void take_field(struct claimed_job *job, const redisReply *name, const re
     }
 }
 
+/* The fifth element: runtime settings, then the thread's record. */
 static void take_thread_info(struct claimed_job *job, const redisReply *info)
 {
-    if (info->type != REDIS_REPLY_ARRAY || info->elements < 2)
+    struct str *const record[] = {&job->replica_before, &job->sandbox, &job->creation, &job->actor};
+    if (info->type != REDIS_REPLY_ARRAY || info->elements < 5)
         return;
-    job->replica_before = from_reply(info->element[0]);
-    const redisReply *settings = info->element[1];
+    for (size_t i = 0; i < 4; i++)
+        *record[i] = from_reply(info->element[i + 1]);
+    const redisReply *settings = info->element[0];
     if (settings->type != REDIS_REPLY_ARRAY || settings->elements < 2)
         return;
     job->runtime_count = settings->elements / 2;

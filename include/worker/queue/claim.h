@@ -11,14 +11,15 @@ struct claimed_job {
     struct str id;
     struct str token;
     struct str name, data, opts;
-    struct str thread;         /* thread key T as the claim found it; its lease is held */
-    struct str mark;           /* "<token>|<executionId>" of a delivered run that nobody ended */
-    struct str defa;           /* deferred failure: fail with this text instead of running */
-    struct str stacktrace;     /* JSON array of earlier failures */
-    struct str replica_before; /* replica that claimed the thread before */
-    long long timestamp;       /* ms: when it was added */
-    long long claimed_at;      /* ms: our clock at the claim */
-    long long attempts_made;   /* failures that counted so far */
+    struct str thread;     /* thread key T as the claim found it; its lease is held */
+    struct str mark;       /* "<token>|<executionId>" of a delivered run that nobody ended */
+    struct str defa;       /* deferred failure: fail with this text instead of running */
+    struct str stacktrace; /* JSON array of earlier failures */
+    /* The thread's record as the claim found it; absent or "" when there is nothing. */
+    struct str replica_before, sandbox, creation, actor;
+    long long timestamp;     /* ms: when it was added */
+    long long claimed_at;    /* ms: our clock at the claim */
+    long long attempts_made; /* failures that counted so far */
     long long attempts_started;
     long long last_seq;   /* of its reply; 0 when nothing was said since the last `done` */
     char **runtime;       /* runtime settings: field, value, field, value, ... */
@@ -28,23 +29,25 @@ void claimed_job_free(struct claimed_job *job); /* NULL is fine */
 
 /* What a claim (or the fetch within a finish) brought. */
 struct claim_answer {
-    struct claimed_job *job; /* the callback's to keep; or NULL */
-    long long limited_ms;    /* rate limited for that long; 0 not */
-    long long
-        next_delayed_at; /* ms: a delayed job is due then; 0 none. In the past: claim again at once */
+    struct claimed_job *job;   /* the callback's to keep; or NULL */
+    long long limited_ms;      /* rate limited for that long; 0 not */
+    long long next_delayed_at; /* ms: a delayed job is due then; 0 none. In the past: claim again at
+                                  once */
 };
 
-/* From an array that claim, moveToFinished or moveToDelayed gave; other replies give no job. token is what
- * the call was made with. */
+/* From an array that claim, moveToFinished or moveToDelayed gave; other replies give no job. token
+ * is what the call was made with. */
 void claim_parse(const redisReply *reply, const struct str *token, struct claim_answer *out);
 
-/* Appends the options that every fetching script needs ("token", "lockDuration", "name", "sp" {...}), where
- * `sp_extra` more pairs of sp follow, written by the caller. Returns nothing; out must have room. */
+/* Appends the options that every fetching script needs ("token", "lockDuration", "name", "sp"
+ * {...}), where `sp_extra` more pairs of sp follow, written by the caller. Returns nothing; out
+ * must have room. */
 void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *token,
                      unsigned other_pairs, unsigned sp_extra);
 
-/* Asks for a job with a new token. Not repeated when the connection is lost: then answer is NULL, and a job
- * that was claimed without our knowing comes back through the stalled pass. -1 when not ready. */
+/* Asks for a job with a new token. Not repeated when the connection is lost: then answer is NULL,
+ * and a job that was claimed without our knowing comes back through the stalled pass. -1 when not
+ * ready. */
 typedef void (*claim_fn)(const struct claim_answer *answer, void *data);
 int claim_next(struct queue *q, claim_fn cb, void *data);
 

@@ -1,4 +1,5 @@
-/* The Lua scripts the worker calls: BullMQ's own, expanded at build time, and ours (worker/queue/lua). */
+/* The Lua scripts the worker calls: BullMQ's own, expanded at build time, and ours
+ * (worker/queue/lua). */
 #ifndef SANDPIPER_WORKER_QUEUE_SCRIPTS_H
 #define SANDPIPER_WORKER_QUEUE_SCRIPTS_H
 
@@ -20,5 +21,8 @@ extern const struct redis_script script_locks;   /* 2 keys */
 extern const struct redis_script script_wake;    /* 1 key */
 extern const struct redis_script script_admit;   /* 11 keys */
 extern const struct redis_script script_dead;    /* 2 keys */
+
+extern const struct redis_script script_record; /* 1 key */
+extern const struct redis_script script_sweep;  /* 1 key */
 
 #endif

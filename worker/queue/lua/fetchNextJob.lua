@@ -5,7 +5,8 @@
     fin  {j job id, t thread, rel release the lease?, end is it over?, seq, ms {messages}, ttl, fresh}: the end
          (or the retry) of the job that the calling script has just moved
     nf   true: do not fetch
-  A fetched job has a fifth element: {replica that claimed the thread before or "", runtime settings}.
+  A fetched job has a fifth element: {runtime settings, and of the thread's record as it was before ("" when
+  absent): replica, sandbox, creation, actor}.
 ]]
 
 -- Includes
@@ -77,7 +78,9 @@ local function fetchNextJob(waitKey, activeKey, prioritizedKey, eventStreamKey,
                 local result = prepareJobForProcessing(prefix, rateLimiterKey,
                     eventStreamKey, jobId, timestamp, maxJobs,
                     limiterDuration, markerKey, opts)
-                result[5] = {before or "", rcall("HGETALL", prefix .. "settings:runtime")}
+                before = before or {}
+                result[5] = {rcall("HGETALL", prefix .. "settings:runtime"), before[2] or "", before[3] or "",
+                    before[4] or "", before[5] or ""}
                 return result
             end
         end

@@ -152,7 +152,7 @@ local function spPark(thread, jobId)
 end
 
 -- Decides about a job that was just put into active. True: it may run (and holds its thread, if it has
--- one); the second value is the replica that claimed the thread before. False: it was put elsewhere.
+-- one); the second value is the thread's record as the claim found it. False: it was put elsewhere.
 local function spMayRun(jobId)
     local jobKey = spc.prefix .. jobId
     local f = rcall("HMGET", jobKey, "sp:t", "defa", "sp:run", "timestamp")
@@ -165,7 +165,7 @@ local function spMayRun(jobId)
     local leaseKey = spc.prefix .. "lease:" .. thread
     local threadKey = spc.prefix .. "thread:" .. thread
     local holder = rcall("GET", leaseKey)
-    local before = rcall("HMGET", threadKey, "claim", "replica")
+    local before = rcall("HMGET", threadKey, "claim", "replica", "sandbox", "creation", "actor")
     if holder ~= jobId then
         if holder and spHolds(leaseKey, holder) then
             spPark(thread, jobId)
@@ -193,7 +193,7 @@ local function spMayRun(jobId)
     end
     rcall("HSET", threadKey, "claim", spc.now, "replica", spc.replica)
     rcall("PEXPIRE", threadKey, spKeepMs)
-    return true, before[2]
+    return true, before
 end
 
 -- Gives the thread back if this job holds it, and sends the next job of a free thread on its way.
