@@ -94,7 +94,8 @@ static void report(void *data)
 }
 
 /* The one place where the inputs end; text NULL is success. */
-static void end(struct inputs *in, bool permanent, const char *fmt, ...)
+static void __attribute__((format(printf, 3, 4)))
+end(struct inputs *in, bool permanent, const char *fmt, ...)
 {
     if (in->ended)
         return;
