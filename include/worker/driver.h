@@ -1,4 +1,5 @@
-/* What a code-interpreter driver is: it prepares a thread's sandbox, runs code in it and hands back what came out. */
+/* What a code-interpreter driver is: it prepares a thread's sandbox, runs code in it and hands back
+ * what came out. */
 #ifndef SANDPIPER_WORKER_DRIVER_H
 #define SANDPIPER_WORKER_DRIVER_H
 
@@ -16,12 +17,12 @@ struct driver_run; /* one execution in it */
  *   driver_start -> [on_ready] -> driver_deliver -> [on_output|on_result|on_error]* -> [on_end]
  *                -> driver_file_read* -> driver_close
  *
- * on_end comes exactly once for each started run that was not closed before; also instead of on_ready when
- * the sandbox cannot be had. Between on_ready and driver_deliver nothing of the user's code has left the
- * worker; after driver_deliver it may have run, whatever happens. driver_close is the caller's last word and
- * allowed at any time, also inside the callbacks: it frees the run (through the reaper), stops code that is
- * still going, gives a session's sandbox back for the next run, and kills a sessionless one. No callback of
- * the run comes after it. */
+ * on_end comes exactly once for each started run that was not closed before; also instead of
+ * on_ready when the sandbox cannot be had. Between on_ready and driver_deliver nothing of the
+ * user's code has left the worker; after driver_deliver it may have run, whatever happens.
+ * driver_close is the caller's last word and allowed at any time, also inside the callbacks: it
+ * frees the run (through the reaper), stops code that is still going, gives a session's sandbox
+ * back for the next run, and kills a sessionless one. No callback of the run comes after it. */
 
 struct driver_input {
     const char *filename; /* safe, relative to /home/user, '/' between parts */
@@ -57,11 +58,10 @@ struct driver_request {       /* borrowed until on_ready or on_end, but for inpu
 enum driver_stream { DRIVER_STDOUT, DRIVER_STDERR };
 
 struct driver_ready {
-    bool reused;  /* a warm sandbox of the thread */
-    bool resumed; /* it was paused before */
-    const char *
-        state_lost; /* NULL, or why earlier state is gone: "other_replica", "actor_changed", "idle",
-                             * "kernel_died", "killed_after_timeout", "sandbox_gone" */
+    bool reused;            /* a warm sandbox of the thread */
+    bool resumed;           /* it was paused before */
+    const char *state_lost; /* NULL, or why earlier state is gone: "other_replica", "actor_changed",
+                             * "idle", "kernel_died", "killed_after_timeout", "sandbox_gone" */
 };
 
 enum driver_end_kind {
@@ -102,49 +102,52 @@ struct driver_events {
     void (*on_ready)(void *data, const struct driver_ready *ready);
     /* text: valid UTF-8, whole characters, len > 0. */
     void (*on_output)(void *data, enum driver_stream stream, const char *text, size_t len);
-    /* bundle: object MIME type -> value as Jupyter gives it (base64 text for binary types), borrowed.
-     * is_main: the value of the last expression (execute_result), not a display call. */
+    /* bundle: object MIME type -> value as Jupyter gives it (base64 text for binary types),
+     * borrowed. is_main: the value of the last expression (execute_result), not a display call. */
     void (*on_result)(void *data, const json_t *bundle, bool is_main);
     void (*on_end)(void *data, const struct driver_end *end);
 };
 
-/* Next piece of a file: len 0 is its end; len < 0: it cannot be read, `why` says it in a few words. The
- * piece is borrowed for the call. Runs from the loop, never inside driver_file_read. */
+/* Next piece of a file: len 0 is its end; len < 0: it cannot be read, `why` says it in a few words.
+ * The piece is borrowed for the call. Runs from the loop, never inside driver_file_read. */
 typedef void (*driver_piece_fn)(void *data, const char *piece, long len, const char *why);
 typedef void (*driver_done_fn)(void *data);
 
 struct driver_host { /* what the worker gives every driver; outlives it */
     struct ev_loop *loop;
     const char *replica_id;
-    /* Ask (asynchronously) whether these threads' last run was on another replica; moved(ctx, thread) runs
-     * for each that was, from the loop. May be NULL in tests. */
+    /* Ask (asynchronously) whether these threads' last run was on another replica; moved(ctx,
+     * thread) runs for each that was, from the loop. May be NULL in tests. */
     void (*check_moved)(void *data, const char *const *threads, size_t count,
                         void (*moved)(void *ctx, const char *thread), void *ctx);
-    /* Writes fields (name, value, ...; pairs of them) of a thread's record; "" removes one. done(ctx, ok) from
-     * the loop once Redis has answered (a lost connection is waited out). For a thread that the caller holds. */
+    /* Writes fields (name, value, ...; pairs of them) of a thread's record; "" removes one.
+     * done(ctx, ok) from the loop once Redis has answered (a lost connection is waited out). For a
+     * thread that the caller holds. */
     void (*record_set)(void *data, const char *thread, const char *const *fields, size_t pairs,
                        void (*done)(void *ctx, bool ok), void *ctx);
-    /* Reads a thread's record and its last claim (ms since the epoch; 0 none). NULL record: Redis was not
-     * reached. */
+    /* Reads a thread's record and its last claim (ms since the epoch; 0 none). NULL record: Redis
+     * was not reached. */
     void (*record_get)(void *data, const char *thread,
                        void (*got)(void *ctx, const struct driver_record *record,
                                    long long last_claim_ms),
                        void *ctx);
-    /* A value that all replicas of the queue share: the stored one, or `mine`, stored by whoever comes first.
-     * NULL when Redis was not reached. name: "<word>:<word>", a key under the queue's prefix. */
+    /* A value that all replicas of the queue share: the stored one, or `mine`, stored by whoever
+     * comes first. NULL when Redis was not reached. name: "<word>:<word>", a key under the queue's
+     * prefix. */
     void (*shared_value)(void *data, const char *name, const char *mine,
                          void (*got)(void *ctx, const char *value), void *ctx);
-    /* Takes a thread that no job holds or waits for, for ms at the most (lease "sweep:<token>"): its token, or
-     * NULL when it is not to be had. sweep_release gives it back. */
+    /* Takes a thread that no job holds or waits for, for ms at the most (lease "sweep:<token>"):
+     * its token, or NULL when it is not to be had. sweep_release gives it back. */
     void (*sweep_take)(void *data, const char *thread, long long ms,
                        void (*got)(void *ctx, const char *token), void *ctx);
     void (*sweep_release)(void *data, const char *thread, const char *token);
-    /* Is this the one replica that may do `name` during the next ms? false also when Redis was not reached. */
+    /* Is this the one replica that may do `name` during the next ms? false also when Redis was not
+     * reached. */
     void (*turn_take)(void *data, const char *name, long long ms, void (*got)(void *ctx, bool mine),
                       void *ctx);
     void *data;
-    long long
-        lock_duration_ms; /* a run must be killed when the worker gives no sign of life for that long */
+    long long lock_duration_ms; /* a run must be killed when the worker gives no sign of life for
+                                   that long */
 };
 
 struct driver_ops {
@@ -152,21 +155,24 @@ struct driver_ops {
     struct driver_run *(*start)(struct driver *d, const struct driver_request *request,
                                 const struct driver_events *events, void *data);
     void (*deliver)(struct driver_run *run);
-    /* Stop the code after deliver: on_end follows within a few seconds even if the code resists. Twice is
-     * once. */
+    /* Stop the code after deliver: on_end follows within a few seconds even if the code resists.
+     * Twice is once. */
     void (*interrupt)(struct driver_run *run);
-    /* After on_end; one file_read at a time. index is into driver_end.files. A call after a piece gives the
-     * next piece of the same file; another index starts that file at its beginning. */
+    /* After on_end; one file_read at a time. index is into driver_end.files. A call after a piece
+     * gives the next piece of the same file; another index starts that file at its beginning. */
     void (*file_read)(struct driver_run *run, size_t index, driver_piece_fn cb, void *data);
     void (*close)(struct driver_run *run);
-    /* Kill the thread's sandbox and forget its state; cb when it is gone (also when there was none). */
+    /* Kill the thread's sandbox and forget its state; cb when it is gone (also when there was
+     * none). */
     void (*release)(struct driver *d, const char *thread, driver_done_fn cb, void *data);
-    /* Make sure no earlier run of the thread is still going in a sandbox this driver can reach: wait for a
-     * free interpreter or restart it; cb(data) then. Before the lease of a lost run is given up. */
+    /* Make sure no earlier run of the thread is still going in a sandbox this driver can reach:
+     * wait for a free interpreter or restart it; cb(data) then. Before the lease of a lost run is
+     * given up. */
     void (*settle)(struct driver *d, const char *thread, driver_done_fn cb, void *data);
     /* New values of the settings that just apply (time limits, caps). May be NULL. */
     void (*apply)(struct driver *d, const struct settings *settings);
-    /* No run is left or will come; free everything, cb when done. Never kills what another replica may use. */
+    /* No run is left or will come; free everything, cb when done. Never kills what another replica
+     * may use. */
     void (*dispose)(struct driver *d, driver_done_fn cb, void *data);
 };
 
@@ -201,7 +207,8 @@ static inline void driver_close(struct driver_run *run)
     run->driver->ops->close(run);
 }
 
-/* Constructors. NULL with a one-line reason in err when it cannot be made (fails jobs, tried again). */
+/* Constructors. NULL with a one-line reason in err when it cannot be made (fails jobs, tried
+ * again). */
 struct driver *driver_disabled_new(const struct driver_host *host, const char *message);
 struct driver *driver_local_new(const struct driver_host *host, const struct settings *settings,
                                 char *err, size_t err_size);

@@ -25,15 +25,8 @@ static char *judge(const char *const *fields, struct intake_entry *out, struct s
     return intake_check(pairs, n / 2, "17-3", LIMIT, out, id);
 }
 
-static void assert_dead(const char *why, ...)
+static void check_dead(const char *why, const char *const *fields)
 {
-    const char *fields[16];
-    va_list ap;
-    size_t n = 0;
-    va_start(ap, why);
-    while (n < 15 && (fields[n] = va_arg(ap, const char *)) != NULL)
-        n++;
-    va_end(ap);
     struct intake_entry e;
     struct str id;
     char *got = judge(fields, &e, &id);
@@ -42,6 +35,8 @@ static void assert_dead(const char *why, ...)
     free(got);
     str_fini(&id);
 }
+
+#define assert_dead(why, ...) check_dead(why, (const char *const[]){__VA_ARGS__, NULL})
 
 static void test_defaults(void **state)
 {
@@ -91,12 +86,12 @@ static void test_texts(void **state)
     memset(big, '1', sizeof big);
     big[LIMIT] = '\0';
     assert_dead("no field data", NULL);
-    assert_dead("no field data", "code", "1", NULL);
-    assert_dead("not JSON", "data", "", NULL);
-    assert_dead("not JSON", "data", "{", NULL);
-    assert_dead("not JSON", "data", "undefined", NULL);
-    assert_dead("not JSON", "data", "\"\\ud800\"", NULL);
-    assert_dead("not JSON", "data", "\"\xff\"", NULL);
+    assert_dead("no field data", "code", "1");
+    assert_dead("not JSON", "data", "");
+    assert_dead("not JSON", "data", "{");
+    assert_dead("not JSON", "data", "undefined");
+    assert_dead("not JSON", "data", "\"\\ud800\"");
+    assert_dead("not JSON", "data", "\"\xff\"");
     big[0] = '"', big[LIMIT - 1] = '"';
     struct intake_entry e;
     struct str id;
@@ -104,12 +99,12 @@ static void test_texts(void **state)
     assert_null(judge(fits, &e, &id));
     str_fini(&id);
     big[LIMIT - 1] = '1', big[LIMIT] = '"', big[LIMIT + 1] = '\0';
-    assert_dead("1001 bytes", "data", big, NULL);
-    assert_dead("opts is not JSON", "data", "1", "opts", "{", NULL);
-    assert_dead("opts is not JSON", "data", "1", "opts", "", NULL);
-    assert_dead("not a JSON object", "data", "1", "opts", "[]", NULL);
-    assert_dead("name is not", "data", "1", "name", "", NULL);
-    assert_dead("name is not", "data", "1", "name", "\xff", NULL);
+    assert_dead("1001 bytes", "data", big);
+    assert_dead("opts is not JSON", "data", "1", "opts", "{");
+    assert_dead("opts is not JSON", "data", "1", "opts", "");
+    assert_dead("not a JSON object", "data", "1", "opts", "[]");
+    assert_dead("name is not", "data", "1", "name", "");
+    assert_dead("name is not", "data", "1", "name", "\xff");
 }
 
 static void test_options(void **state)
@@ -135,7 +130,7 @@ static void test_options(void **state)
                 {"{\"de\":{\"id\":\"x\"}}", "opts.de "},
                 {"{\"fpof\":true}", "opts.fpof"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        assert_dead(rows[i].why, "data", "1", "opts", rows[i].opts, NULL);
+        assert_dead(rows[i].why, "data", "1", "opts", rows[i].opts);
 }
 
 static void test_ids(void **state)
@@ -180,7 +175,7 @@ static void test_ids(void **state)
         if (!intake_id_reserved(taken[i]))
             fail_msg("\"%s\" would be taken as a job's id", taken[i]);
         if (taken[i][0] != '\0')
-            assert_dead("id is the name of a key", "data", "1", "id", taken[i], NULL);
+            assert_dead("id is the name of a key", "data", "1", "id", taken[i]);
     }
     for (size_t i = 0; i < sizeof fine / sizeof *fine; i++)
         assert_false(intake_id_reserved(fine[i]));
@@ -188,8 +183,8 @@ static void test_ids(void **state)
     char long_id[600];
     memset(long_id, 'a', sizeof long_id);
     long_id[513] = '\0';
-    assert_dead("id is not UTF-8 text of at most", "data", "1", "id", long_id, NULL);
-    assert_dead("id is not UTF-8", "data", "1", "id", "\xff", NULL);
+    assert_dead("id is not UTF-8 text of at most", "data", "1", "id", long_id);
+    assert_dead("id is not UTF-8", "data", "1", "id", "\xff");
     struct str with_nul[] = {
         {(char *)"data", 4}, {(char *)"1", 1}, {(char *)"id", 2}, {(char *)"a\0b", 3}};
     struct intake_entry e;

@@ -61,10 +61,10 @@ static char *printed(void (*print)(FILE *), const struct settings *s)
     char *text = NULL;
     size_t size;
     FILE *f = open_memstream(&text, &size);
-    if (s)
-        settings_print(s, f);
-    else
+    if (print)
         print(f);
+    else
+        settings_print(s, f);
     fclose(f);
     return text;
 }
