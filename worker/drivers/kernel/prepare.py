@@ -65,21 +65,26 @@ def _sandpiper_prepare():
 
     # --- the output folder --------------------------------------------------------------------------
 
-    def make_writable(function, path, _info):
+    def unlock(path):
+        """Gives the folders below path back the rights that removing them takes."""
         try:
-            os.chmod(os.path.dirname(path), 0o700)
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
-            function(path)
+            os.chmod(path, 0o700)
+            with os.scandir(path) as entries:
+                folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:
-            pass
+            return
+        for folder in folders:
+            unlock(folder)
 
     def remove_entry(path, is_dir):
+        if is_dir:
+            shutil.rmtree(path, ignore_errors=True)
+            if os.path.lexists(path):
+                unlock(path)
+                shutil.rmtree(path, ignore_errors=True)
+            return
         try:
-            if is_dir:
-                shutil.rmtree(path, onerror=make_writable)
-            else:
-                os.unlink(path)
+            os.unlink(path)
         except OSError:
             pass
 
@@ -173,18 +178,21 @@ def _sandpiper_prepare():
         if Run.output:
             empty_folder(Run.output)
 
-    HOLDERS = ("run_cell_async", "_run_cell", "run_cell", "do_execute", "execute_request", "dispatch_shell")
+    HOLDERS = ("run_cell_async", "_run_cell", "run_cell", "do_execute")
 
     def forget_frames(error):
-        """A syntax error's traceback starts in frames whose locals are the request's text."""
-        if error is None:
-            return
-        tb = error.__traceback__
-        while tb is not None and tb.tb_frame.f_code.co_name in HOLDERS:
+        """A syntax error's traceback keeps frames of IPython alive whose locals are the request's text."""
+        tb = getattr(error, "__traceback__", None)
+        while tb is not None:
+            frame = tb.tb_frame
+            while frame is not None:
+                if frame.f_code.co_name in HOLDERS:
+                    try:
+                        frame.clear()
+                    except RuntimeError:  # it still runs, and is not kept for this error's sake
+                        pass
+                frame = frame.f_back
             tb = tb.tb_next
-        error.__traceback__ = tb
-        if getattr(sys, "last_value", None) is error:
-            sys.last_traceback = tb
 
     def text_of(error):
         try:

@@ -298,7 +298,8 @@ class Kernel:
         self.why = ""
         self.sockets = {}
         self.child = None
-        self.pidfd = -1
+        self.pidfd = self.stderr = -1
+        self.complaint = b""
 
     def path(self, name):
         return os.path.join(Config.base, self.folder, name)
@@ -314,23 +315,36 @@ class Kernel:
         command = [Config.python, "-Xfrozen_modules=off", "-c", LAUNCH, "-f", self.inside + "/connection.json"]
         command += ["--HistoryManager.hist_file=:memory:"]
         bwrap = Config.isolation == "bwrap"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        with open(os.open(self.path(self.run_dir + "/stderr"), flags, 0o600), "wb") as stderr:
+        self.stderr, write_end = os.pipe()
+        os.set_blocking(self.stderr, False)
+        try:
             self.child = subprocess.Popen(
                 (bwrap_arguments(self) if bwrap else []) + command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=stderr,
+                stderr=write_end,
                 cwd=self.path("home"),
                 env={"PATH": "/usr/local/bin:/usr/bin:/bin"} if bwrap else sandbox_environment(self),
                 start_new_session=True,
                 close_fds=True,
                 preexec_fn=lambda: limit_and_protect(self.limits, bwrap),
             )
+        finally:
+            os.close(write_end)
+        self.watch(self.stderr)
         self.pidfd = os.pidfd_open(self.child.pid)
-        self.host.poller.register(self.pidfd, zmq.POLLIN)
-        self.host.by_fd[self.pidfd] = self
+        self.watch(self.pidfd)
         self.connect()
+
+    def watch(self, fd):
+        self.host.poller.register(fd, zmq.POLLIN)
+        self.host.by_fd[fd] = self
+
+    def unwatch(self, fd):
+        if fd in self.host.by_fd:
+            self.host.poller.unregister(fd)
+            del self.host.by_fd[fd]
+            os.close(fd)
 
     def connect(self):
         kinds = {"shell": zmq.DEALER, "control": zmq.DEALER, "iopub": zmq.SUB}
@@ -591,9 +605,9 @@ class Kernel:
         """The child has ended, by itself or by our hand."""
         status = self.child.wait()
         self.exit_code = 128 - status if status < 0 else status
-        self.host.poller.unregister(self.pidfd)
-        del self.host.by_fd[self.pidfd]
-        os.close(self.pidfd)
+        self.unwatch(self.pidfd)
+        self.read_stderr()
+        self.unwatch(self.stderr)
         if self.state == "running":
             self.read_rest()
             self.end_output()
@@ -620,13 +634,21 @@ class Kernel:
             else:
                 quiet += 1
 
+    def read_stderr(self):
+        """What the kernel itself complains of; kept a little for when it does not start."""
+        for _ in range(16):
+            try:
+                data = os.read(self.stderr, 65536)
+            except OSError:
+                return
+            if not data:
+                self.unwatch(self.stderr)
+                self.stderr = -1  # its number may be another kernel's soon
+                return
+            self.complaint = (self.complaint + data)[-4096:]
+
     def last_words(self):
-        try:
-            with open(self.path(self.run_dir + "/stderr"), "rb") as f:
-                f.seek(max(0, os.fstat(f.fileno()).st_size - 4096))
-                lines = f.read().decode("utf-8", "replace").strip().splitlines()
-        except OSError:
-            lines = []
+        lines = self.complaint.decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:300] if lines else "exit status %s" % self.exit_code
 
     def bury(self):
@@ -860,7 +882,11 @@ class Host:
             kernel, name = self.by_socket[source]
             kernel.receive(name)
         elif source in self.by_fd:
-            self.by_fd[source].on_exit()
+            kernel = self.by_fd[source]
+            if source == kernel.pidfd:
+                kernel.on_exit()
+            else:
+                kernel.read_stderr()
 
     def turn(self):
         # Output first, then deaths: a dead kernel's last words are still heard.
