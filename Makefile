@@ -148,7 +148,7 @@ dist: $(BUILD)/gen/scripts.c ## A source archive with the expanded Lua in it, fo
 clean: ## Remove what was built (fetched packages stay in build/deps)
 	rm -rf build/release* build/test* build/san* build/fuzz build/demo build/dist
 
--include $(shell find build -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 FUZZ_SECONDS ?= 20
 FUZZ_PROGRAMS := $(patsubst tests/fuzz/fuzz_%.c,build/fuzz/%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))

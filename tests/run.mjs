@@ -1,7 +1,7 @@
 // Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
 // exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
 //
-//   tests/run [suite...]      suites: unit, integration, sanitizers (default: all)
+//   tests/run [suite...]      suites: unit, integration, sanitizers, valgrind (default: all)
 //   TEST_ONLY=clients,reply   only these files of tests/integration
 import { spawn } from 'node:child_process';
 import { existsSync, readdirSync } from 'node:fs';
@@ -92,9 +92,18 @@ async function nodeTests(env) {
   return count;
 }
 
+/** A script that judges itself: one test, passed when it ends well. */
+async function script(program, env) {
+  const lines = [];
+  const code = await run(program, [], { env, onLine: (line) => lines.push(line) });
+  console.log(code ? lines.join('\n') : `  ${lines.at(-1)}`);
+  return code ? { passed: 0, failed: 1 } : { passed: 1, failed: 0 };
+}
+
 const suites = {
   unit,
   integration: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
+  valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
 };
 

@@ -257,9 +257,9 @@ void intake_stop(struct intake *in)
 void intake_free(struct intake *in)
 {
     in->stopped = true;
-    ev_timer_stop(queue_options(in->q)->loop, &in->pause);
-    ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
     if (in->redis != NULL)
         redis_free(in->redis);
+    ev_timer_stop(queue_options(in->q)->loop, &in->pause);
+    ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
     free(in);
 }

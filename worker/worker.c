@@ -353,11 +353,11 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
 
 void worker_free(struct worker *w)
 {
-    ev_timer_stop(w->loop, &w->pause);
-    ev_timer_stop(w->loop, &w->drain_timer);
     presence_leave(w->presence);
     redis_free(w->redis); /* first: commands under way get their callback while all is there */
     marker_free(w->marker);
+    ev_timer_stop(w->loop, &w->pause); /* such a callback may have started it */
+    ev_timer_stop(w->loop, &w->drain_timer);
     if (w->intake != NULL)
         intake_free(w->intake);
     stalled_free(w->stalled);

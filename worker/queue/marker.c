@@ -69,9 +69,9 @@ struct marker *marker_new(struct queue *q, const struct redis_url *url)
 
 void marker_free(struct marker *m)
 {
-    ev_timer_stop(queue_options(m->q)->loop, &m->pause);
     m->waiting = false;
-    redis_free(m->redis);
+    redis_free(m->redis); /* its callbacks may start the timer yet */
+    ev_timer_stop(queue_options(m->q)->loop, &m->pause);
     free(m);
 }
 
