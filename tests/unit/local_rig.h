@@ -77,7 +77,10 @@ struct rig_result {
 
 static void rig_done(void *data)
 {
-    ((struct rig *)data)->flag = true;
+    struct rig *rig = data;
+
+    rig->flag = true;
+    ev_break(rig->loop, EVBREAK_ONE); /* also from the reaper, just before the loop would wait */
 }
 
 static void rig_deadline(struct ev_loop *loop, ev_timer *w, int revents)
@@ -130,6 +133,7 @@ static void rig_new(struct rig *rig, const char *isolation)
 {
     char err[300];
 
+    signal(SIGPIPE, SIG_IGN); /* as the worker does */
     memset(rig, 0, sizeof(*rig));
     strcpy(rig->dir, "/tmp/sandpiper-test-XXXXXX");
     assert_non_null(mkdtemp(rig->dir));
@@ -438,7 +442,7 @@ static void rig_expect(struct rig *rig, const char *thread, const char *code, co
 }
 
 /* The value of a MIME type in the n-th result, or NULL. */
-static const json_t *rig_mime(const struct rig_result *r, size_t n, const char *mime)
+static inline const json_t *rig_mime(const struct rig_result *r, size_t n, const char *mime)
 {
     return json_object_get(json_array_get(json_array_get(r->results, n), 0), mime);
 }

@@ -202,7 +202,7 @@ def sandbox_environment(kernel):
 
 ETC = (
     "alternatives ca-certificates ca-certificates.conf fonts hosts ld.so.cache ld.so.conf ld.so.conf.d localtime"
-    " magic matplotlibrc mime.types nsswitch.conf protocols python3 python3.11 resolv.conf services ssl timezone R"
+    " magic matplotlibrc mime.types nsswitch.conf protocols resolv.conf services ssl timezone"
 ).split()
 
 
@@ -219,7 +219,7 @@ def bwrap_arguments(kernel):
             args += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             args += ["--ro-bind", path, path]
-    for name in ETC:
+    for name in ETC + [name for name in os.listdir("/etc") if name.startswith("python3")]:
         args += ["--ro-bind-try", "/etc/" + name, "/etc/" + name]
     for name in ("passwd", "group"):
         args += ["--ro-bind", os.path.join(Config.base, "etc", name), "/etc/" + name]
