@@ -3,10 +3,11 @@
 //
 //   tests/run [suite...]      suites: unit, integration, sanitizers, valgrind (default: all)
 //   TEST_ONLY=clients,reply   only these files of tests/integration
+//   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
-import { existsSync, readdirSync } from 'node:fs';
+import { readdirSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { join, relative } from 'node:path';
+import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
@@ -56,16 +57,14 @@ async function runUnit(program) {
 }
 
 async function unit() {
-  const dirs = readdirSync(join(root, 'build')).map((variant) => join(root, 'build', variant, 'unit')).filter(existsSync);
-  const wanted = process.env.UNIT_DIR ? [process.env.UNIT_DIR] : dirs;
+  const dir = join(root, process.env.UNIT_DIR ?? 'build/san/unit');
   const count = { passed: 0, failed: 0 };
-  for (const dir of wanted) {
-    for (const name of readdirSync(dir).filter((n) => /^test_[a-z0-9_]+$/.test(n)).sort()) {
-      const one = await runUnit(join(dir, name));
-      count.passed += one.passed;
-      count.failed += one.failed;
-      console.log(`  ${relative(root, dir)}/${name}: ${one.passed} passed, ${one.failed} failed`);
-    }
+  const sources = readdirSync(join(root, 'tests/unit')).filter((name) => /^test_[a-z0-9_]+\.c$/.test(name));
+  for (const name of sources.map((source) => source.replace('.c', '')).sort()) {
+    const one = await runUnit(join(dir, name));
+    count.passed += one.passed;
+    count.failed += one.failed;
+    console.log(`  ${name}: ${one.passed} passed, ${one.failed} failed`);
   }
   if (count.passed === 0) count.failed++; // nothing was built: not a success
   return count;

@@ -59,7 +59,7 @@ async function startWeb() {
 
 test('inputs by content, by key and by URL', async (t) => {
   const r = await rig(t);
-  await r.redis.set(`${r.P}file:in1`, Buffer.from([0, 255, 10, 13]));
+  await r.redis.set(`${r.P}file:in1`, Buffer.from([0, 255, 10, 13]), 'EX', 600);
   const result = ok(await r.py(`
 import pandas as pd, os
 print(pd.read_csv("data.csv").people.sum(), open("/home/user/key.bin", "rb").read(), open("sub/dir/ok.txt").read(), os.path.getsize("empty"))`, {
@@ -83,7 +83,7 @@ test('inputs that cannot be had fail the job before it runs, naming the file', a
   for (const [what, source] of Object.entries(cases)) {
     const job = await r.add('print("ran")', { threadId: 'main', files: [{ filename: 'wanted.csv', ...source }] });
     const reason = await r.failure(job, 40_000);
-    assert.match(reason, /wanted\.csv|files\[0\]/, what);
+    assert.match(reason, /wanted\.csv|files\[/, what);
     assert.ok(!/root:/.test(reason));
     assert.equal((await r.reply(job)).some((m) => m.type === 'started'), false, what);
   }
@@ -224,7 +224,7 @@ test('upload by PUT and by POST form, to a template', async (t) => {
 test('a 30 MB input and a 12 MB output, streamed', async (t) => {
   const r = await rig(t);
   const bytes = Buffer.alloc(30 << 20, 'sandpiper');
-  await r.redis.set(`${r.P}file:large`, bytes);
+  await r.redis.set(`${r.P}file:large`, bytes, 'EX', 600);
   const result = ok(await r.py('import hashlib; d = open("large.bin","rb").read(); print(hashlib.sha256(d).hexdigest()); open("output/back.bin","wb").write(d[:12 << 20])',
     { files: [{ filename: 'large.bin', key: `${r.P}file:large` }] }));
   assert.equal(result.stdout.trim(), sha(bytes));
