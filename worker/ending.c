@@ -1,6 +1,7 @@
 /* Ends a run towards Redis: return value or failure, `done` or `retrying`, attempts and backoff. */
 #include "worker/ending.h"
 
+#include "common/buf.h"
 #include "common/jsonx.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -86,12 +87,22 @@ static void say_end(struct ending *e)
     else if (e->o.result != NULL && e->o.result->error != NULL)
         json_object_set_new(done, "error",
                             jsonx_string(e->o.result->error, strlen(e->o.result->error)));
-    if (completed) {
-        char err[80];
-        json_t *result = jsonx_parse(e->value, e->value_len, err, sizeof err);
-        json_object_set_new(done, "result", result != NULL ? result : json_null());
+    size_t len;
+    char *members = jsonx_dump(done, &len);
+    json_decref(done);
+    if (completed) { /* the text that is the return value, as it is */
+        struct buf whole;
+        buf_init(&whole, len + e->value_len + 16);
+        if (buf_append(&whole, members, len - 1) != 0 ||
+            buf_append_str(&whole, ",\"result\":") != 0 ||
+            buf_append(&whole, e->value, e->value_len) != 0 || buf_append(&whole, "}", 1) != 0)
+            abort();
+        reply_message_text(e->o.reply, "done", whole.data, whole.len, true);
+        buf_fini(&whole);
+    } else {
+        reply_message_text(e->o.reply, "done", members, len, true);
     }
-    reply_message(e->o.reply, "done", done, true);
+    free(members);
 }
 
 static void say_retry(struct ending *e)
@@ -109,13 +120,8 @@ static void decide(struct ending *e)
     const struct outcome_row *row = outcome_row(e->o.outcome);
     if (row->completes) {
         e->kind = ENDING_COMPLETED;
-        if (e->o.return_value != NULL) {
-            e->value = mem_strdup(e->o.return_value);
-            e->value_len = strlen(e->value);
-        } else {
-            size_t most = (size_t)settings_int(e->o.settings, SETTING_RESULT_MAX_BYTES);
-            e->value = result_dump(e->o.result, e->o.outcome, most, &e->value_len);
-        }
+        size_t most = (size_t)settings_int(e->o.settings, SETTING_RESULT_MAX_BYTES);
+        e->value = result_dump(e->o.result, e->o.outcome, most, &e->value_len);
         return;
     }
     e->value = log_redact(e->o.failed_reason);
@@ -163,9 +169,9 @@ static void take_messages(struct ending *e)
 {
     if (e->o.reply == NULL)
         return;
-    if (e->kind == ENDING_RETRIED)
+    if (e->o.job->reply && e->kind == ENDING_RETRIED)
         say_retry(e);
-    else
+    else if (e->o.job->reply)
         say_end(e);
     size_t count;
     long long first;

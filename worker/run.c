@@ -18,6 +18,11 @@ const char *run_job_id(const struct run *run)
     return run->claimed->id.data;
 }
 
+const char *run_thread(const struct run *run)
+{
+    return run->claimed->thread.data;
+}
+
 struct run **run_link(struct run *run)
 {
     return &run->next;
@@ -44,7 +49,6 @@ static void free_run(void *data)
     claimed_job_free(run->claimed);
     settings_free(run->settings);
     free(run->failed_reason);
-    free(run->return_value);
     free(run);
 }
 
@@ -171,7 +175,6 @@ static void finish(void *data)
         .settings = run->settings,
         .reply = run->reply,
         .result = &run->result,
-        .return_value = run->return_value,
         .outcome = run->outcome,
         .failed_reason = run->failed_reason,
         .marked = run->marked,
@@ -249,6 +252,8 @@ void run_stop(struct run *run, enum run_stop why)
 {
     if (run->stop != RUN_STOP_NONE || run->state >= RUN_COLLECTING)
         return;
+    if (run->claimed->mark.data != NULL && run->state < RUN_MARKING && !run->job.idempotent)
+        return; /* a lost run: WorkerLost is its end, whoever asks for another */
     struct log_ctx ctx = run_log_ctx(run);
     log_write(LOG_LEVEL_INFO, &ctx, "the run is stopped while %s: %s", state_names[run->state],
               why == RUN_STOP_DRAINED ? "the worker drains" : "cancelled");

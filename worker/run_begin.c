@@ -20,18 +20,16 @@ static void on_inputs(const char *error, bool permanent, void *data)
 static void on_released(void *data)
 {
     struct run *run = data;
-    if (!run_unhold(run))
+    if (!run_unhold(run) || run->state != RUN_STAGING)
         return;
     run->outcome = OUTCOME_OK;
-    run->return_value =
-        mem_strdup("{\"v\":1,\"state\":\"completed\",\"reason\":\"ok\",\"released\":true}");
     run_settle_and_finish(run);
 }
 
 static void on_settled_lost(void *data)
 {
     struct run *run = data;
-    if (!run_unhold(run))
+    if (!run_unhold(run) || run->state != RUN_STAGING)
         return;
     run_fail(
         run, OUTCOME_WORKER_LOST,

@@ -7,6 +7,7 @@
 #include "common/reaper.h"
 #include "common/settings.h"
 #include "common/text.h"
+#include "worker/control.h"
 #include "worker/intake.h"
 #include "worker/presence.h"
 #include "worker/queue/marker.h"
@@ -38,6 +39,7 @@ struct worker {
     struct stalled *stalled;
     struct marker *marker;
     struct intake *intake;
+    struct control *control;
     struct presence *presence;
     struct factory *factory;
     struct http *http;
@@ -108,6 +110,8 @@ static void take_job(struct worker *w, struct claimed_job *job)
     *run_link(run) = w->runs;
     w->runs = run;
     w->running++;
+    if (control_was_cancelled(w->control, run_job_id(run)) || job->cancelled)
+        run_stop(run, RUN_STOP_CANCELLED);
 }
 
 static void on_claimed(const struct claim_answer *answer, void *data)
@@ -173,6 +177,36 @@ static void on_run_ended(struct run *run, const struct claim_answer *answer, voi
 static void on_stalled_woke(void *data)
 {
     pump(data);
+}
+
+/* ---- cancels ---- */
+
+static bool stop_job(void *data, const char *job_id)
+{
+    struct worker *w = data;
+    for (struct run *run = w->runs; run != NULL; run = *run_link(run)) {
+        if (strcmp(run_job_id(run), job_id) != 0)
+            continue;
+        run_stop(run, RUN_STOP_CANCELLED);
+        return true;
+    }
+    return false;
+}
+
+static void stop_thread(void *data, const char *thread, const char *spare)
+{
+    struct worker *w = data;
+    for (struct run *run = w->runs; run != NULL; run = *run_link(run)) {
+        const char *of = run_thread(run);
+        if (of != NULL && strcmp(of, thread) == 0 && strcmp(run_job_id(run), spare) != 0)
+            run_stop(run, RUN_STOP_CANCELLED);
+    }
+}
+
+static void fail_cancelled(void *data, struct claimed_job *job)
+{
+    job->cancelled = true;
+    take_job(data, job);
 }
 
 /* ---- the connection ---- */
@@ -333,6 +367,8 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     w->marker = marker_new(w->queue, &url);
     if (settings_bool(settings, SETTING_STREAM_INTAKE))
         w->intake = intake_new(w->queue, &url);
+    w->control = control_new(w->queue, &url,
+                             &(struct control_host){stop_job, stop_thread, fail_cancelled, w});
     w->presence = presence_new(w->queue, settings, running, is_draining, w);
     struct driver_host host = {.loop = loop,
                                .replica_id = w->replica_id,
@@ -360,6 +396,7 @@ void worker_free(struct worker *w)
     ev_timer_stop(w->loop, &w->drain_timer);
     if (w->intake != NULL)
         intake_free(w->intake);
+    control_free(w->control);
     stalled_free(w->stalled);
     locks_free(w->locks);
     http_free(w->http);

@@ -18,7 +18,6 @@ struct ending_options { /* everything outlives the ending */
     const struct settings *settings;
     struct reply *reply;         /* settled; NULL: no reply was ever made */
     const struct result *result; /* for outcomes that complete */
-    const char *return_value;    /* JSON instead of result (release jobs); or NULL */
     enum outcome outcome;
     const char *failed_reason; /* for outcomes that do not complete */
     bool marked;

@@ -39,6 +39,7 @@ void run_stop(struct run *run, enum run_stop why);
 void run_abandon(struct run *run, const char *why);
 
 const char *run_job_id(const struct run *run);
+const char *run_thread(const struct run *run); /* T, or NULL */
 struct run **run_link(struct run *run); /* the worker's list */
 
 #endif

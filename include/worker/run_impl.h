@@ -45,7 +45,6 @@ struct run {
     enum run_stop stop;
     enum outcome outcome;
     char *failed_reason;
-    char *return_value;
     bool marked, fenced;
     struct lock *lock;
     struct reply *reply;

@@ -79,6 +79,8 @@ static void take_thread_info(struct claimed_job *job, const redisReply *info)
         return;
     for (size_t i = 0; i < 4; i++)
         *record[i] = from_reply(info->element[i + 1]);
+    job->cancelled = info->elements > 5 && info->element[5]->type == REDIS_REPLY_STRING &&
+                     info->element[5]->len > 0;
     const redisReply *settings = info->element[0];
     if (settings->type != REDIS_REPLY_ARRAY || settings->elements < 2)
         return;
@@ -155,20 +157,26 @@ static void on_claimed(struct redis *r, redisReply *reply, void *data)
     free(c);
 }
 
-int claim_next(struct queue *q, claim_fn cb, void *data)
+/* A token that no other claim has had: "<uuid>:<count>", as BullMQ's. */
+static struct str new_token(void)
 {
     static unsigned long long count;
+    char uuid[37];
+    text_uuid(uuid);
+    char *token = mem_printf("%s:%llu", uuid, count++);
+    return (struct str){token, strlen(token)};
+}
+
+int claim_next(struct queue *q, claim_fn cb, void *data)
+{
     static const char *const suffixes[] = {"wait",    "active",  "prioritized", "events",
                                            "stalled", "limiter", "delayed",     "paused",
                                            "meta",    "pc",      "marker"};
     enum { KEYS = sizeof suffixes / sizeof *suffixes, ARGS = KEYS + 3 };
     if (!queue_is_ready(q))
         return -1;
-    char uuid[37];
-    text_uuid(uuid);
-    char *token = mem_printf("%s:%llu", uuid, count++);
     struct claim *c = mem_alloc(sizeof *c);
-    *c = (struct claim){{token, strlen(token)}, cb, data};
+    *c = (struct claim){new_token(), cb, data};
 
     struct str keys[KEYS];
     const char *argv[ARGS];
@@ -196,4 +204,37 @@ int claim_next(struct queue *q, claim_fn cb, void *data)
         free(c);
     }
     return rc;
+}
+
+struct cancelling {
+    struct str token;
+    cancel_fn cb;
+    void *data;
+};
+
+static void on_cancelled(redisReply *reply, void *data)
+{
+    struct cancelling *c = data;
+    struct claim_answer answer;
+    claim_parse(reply, &c->token, &answer);
+    c->cb(answer.job, reply->type == REDIS_REPLY_INTEGER && reply->integer == 1, c->data);
+    str_fini(&c->token);
+    free(c);
+}
+
+void claim_cancelled(struct queue *q, const char *job_id, cancel_fn cb, void *data)
+{
+    struct cancelling *c = mem_alloc(sizeof *c);
+    *c = (struct cancelling){new_token(), cb, data};
+    struct queue_call *call = queue_call_new(q, &script_cancel, 1);
+    queue_call_key(call, job_id);
+    queue_call_str(call, queue_prefix(q));
+    queue_call_int(call, text_now_ms());
+    queue_call_str(call, job_id);
+    struct buf opts;
+    buf_init(&opts, 4096);
+    claim_pack_opts(q, &opts, &c->token, 0, 0);
+    queue_call_bytes(call, opts.data, opts.len);
+    buf_fini(&opts);
+    queue_call_send(call, on_cancelled, c);
 }

@@ -17,6 +17,7 @@ struct claimed_job {
     struct str stacktrace; /* JSON array of earlier failures */
     /* The thread's record as the claim found it; absent or "" when there is nothing. */
     struct str replica_before, sandbox, creation, actor;
+    bool cancelled;          /* its thread was cancelled after it was added */
     long long timestamp;     /* ms: when it was added */
     long long claimed_at;    /* ms: our clock at the claim */
     long long attempts_made; /* failures that counted so far */
@@ -50,5 +51,10 @@ void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *t
  * ready. */
 typedef void (*claim_fn)(const struct claim_answer *answer, void *data);
 int claim_next(struct queue *q, claim_fn cb, void *data);
+
+/* Takes a waiting or parked job out of its line so that it can be failed as cancelled. taken: the job, the
+ * callee's; or NULL, and `unknown` says whether there is no such job (else it runs, or has ended). */
+typedef void (*cancel_fn)(struct claimed_job *taken, bool unknown, void *data);
+void claim_cancelled(struct queue *q, const char *job_id, cancel_fn cb, void *data);
 
 #endif

@@ -6,7 +6,7 @@
          (or the retry) of the job that the calling script has just moved
     nf   true: do not fetch
   A fetched job has a fifth element: {runtime settings, and of the thread's record as it was before ("" when
-  absent): replica, sandbox, creation, actor}.
+  absent): replica, sandbox, creation, actor; "1" when its thread was cancelled}.
 ]]
 
 -- Includes
@@ -73,14 +73,14 @@ local function fetchNextJob(waitKey, activeKey, prioritizedKey, eventStreamKey,
                 if nextTimestamp ~= nil then return {0, 0, 0, nextTimestamp} end
                 return nil
             end
-            local mayRun, before = spMayRun(jobId)
+            local mayRun, before, cancelled = spMayRun(jobId)
             if mayRun then
                 local result = prepareJobForProcessing(prefix, rateLimiterKey,
                     eventStreamKey, jobId, timestamp, maxJobs,
                     limiterDuration, markerKey, opts)
                 before = before or {}
                 result[5] = {rcall("HGETALL", prefix .. "settings:runtime"), before[2] or "", before[3] or "",
-                    before[4] or "", before[5] or ""}
+                    before[4] or "", before[5] or "", cancelled and "1" or ""}
                 return result
             end
         end

@@ -151,11 +151,21 @@ local function spPark(thread, jobId)
         "jobId", jobId, "delay", due)
 end
 
+-- A release with `force` that has to wait cancels what is before it in its thread.
+local function spForce(thread, jobId, timestamp)
+    if rcall("ZSCORE", spc.prefix .. "parked:" .. thread, jobId) then return end -- said before
+    local ok, data = pcall(cjson.decode, rcall("HGET", spc.prefix .. jobId, "data") or "")
+    if ok and type(data) == "table" and data["force"] == true then
+        rcall("XADD", spc.prefix .. "stream:control", "MAXLEN", "~", 10000, "*", "cancel-thread", thread,
+            "before", timestamp, "spare", jobId)
+    end
+end
+
 -- Decides about a job that was just put into active. True: it may run (and holds its thread, if it has
--- one); the second value is the thread's record as the claim found it. False: it was put elsewhere.
+-- one); the second value is the thread's record as the claim found it, the third: it was cancelled. False: it was put elsewhere.
 local function spMayRun(jobId)
     local jobKey = spc.prefix .. jobId
-    local f = rcall("HMGET", jobKey, "sp:t", "defa", "sp:run", "timestamp")
+    local f = rcall("HMGET", jobKey, "sp:t", "defa", "sp:run", "timestamp", "name")
     local thread = f[1] or spFindThread(jobKey)
     if not thread then return true end
     if not f[1] then rcall("HSET", jobKey, "sp:t", thread) end
@@ -165,9 +175,15 @@ local function spMayRun(jobId)
     local leaseKey = spc.prefix .. "lease:" .. thread
     local threadKey = spc.prefix .. "thread:" .. thread
     local holder = rcall("GET", leaseKey)
-    local before = rcall("HMGET", threadKey, "claim", "replica", "sandbox", "creation", "actor")
+    local before = rcall("HMGET", threadKey, "claim", "replica", "sandbox", "creation", "actor",
+        "cancel", "spare")
+    -- Its thread was cancelled after it was added: only to be failed, too.
+    if before[6] and (not f[3] or f[3] == "") and tonumber(f[4]) <= tonumber(before[6]) and jobId ~= before[7] then
+        return true, before, true
+    end
     if holder ~= jobId then
         if holder and spHolds(leaseKey, holder) then
+            if f[5] == "release" then spForce(thread, jobId, f[4]) end
             spPark(thread, jobId)
             return false
         end
