@@ -135,7 +135,7 @@ static void rig_new(struct rig *rig, const char *isolation)
 
     signal(SIGPIPE, SIG_IGN); /* as the worker does */
     memset(rig, 0, sizeof(*rig));
-    strcpy(rig->dir, "/tmp/sandpiper-test-XXXXXX");
+    strcpy(rig->dir, "/tmp/sandpiper-local-test-XXXXXX");
     assert_non_null(mkdtemp(rig->dir));
     setenv("CODE_INTERPRETER_LOCAL_DIR", rig->dir, 1);
     setenv("CODE_INTERPRETER_LOCAL_ISOLATION", isolation, 1);

@@ -355,7 +355,7 @@ static void test_20_death_of_the_kernel(void **state)
     expect_death("import os; os.kill(os.getpid(), 9)", 137);
     expect_death("import os; os._exit(0)", 1);
     run("t:dead", "import os, time\nopen('output/p', 'w').write('x')\nprint('last words', "
-                  "flush=True); os.abort()");
+                  "flush=True); time.sleep(0.1); os.abort()");
     assert_int_equal(r.exit_code, 134);
     assert_string_equal(rig_text(&r.out), "last words\n");
     assert_int_equal(r.file_count, 1);

@@ -55,6 +55,9 @@ try:
     os.setpgid(0, 0)
 except OSError:
     pass
+if MAX_PROCESSES:
+    import resource
+    resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
 sys.argv[0] = "ipykernel"
 from ipykernel.kernelapp import IPKernelApp
 
@@ -232,7 +235,15 @@ def bwrap_arguments(kernel):
     return args
 
 
-def limit_and_protect(wanted, isolated):
+def max_processes(wanted):
+    """The limit set inside a sandbox, where (since Linux 5.14) it counts the sandbox's own. Outside, and
+    before, it would count all processes of the user, other sessions' too: 0, none. Root is exempt from it."""
+    release = os.uname().release.split(".")
+    recent = tuple(int("".join(filter(str.isdigit, part[:3])) or 0) for part in release[:2]) >= (5, 14)
+    return int(wanted.get("max_processes") or 0) if Config.isolation == "bwrap" and recent else 0
+
+
+def limit_and_protect(wanted):
     """In the child, before exec."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 4096)]
@@ -241,8 +252,6 @@ def limit_and_protect(wanted, isolated):
         limits += [(resource.RLIMIT_DATA, size), (resource.RLIMIT_AS, 2 * size + (4 << 30))]
     if wanted.get("file_mb"):
         limits.append((resource.RLIMIT_FSIZE, wanted["file_mb"] << 20))
-    if wanted.get("max_processes") and isolated:  # else it would count all processes of the user
-        limits.append((resource.RLIMIT_NPROC, wanted["max_processes"]))
     for which, value in limits:
         try:
             hard = resource.getrlimit(which)[1]
@@ -312,7 +321,8 @@ class Kernel:
         connection = {"transport": "ipc", "ip": self.inside + "/s", "key": "", "signature_scheme": "hmac-sha256"}
         connection.update({name + "_port": port for name, port in PORTS.items()})
         write_file(self.path(self.run_dir + "/connection.json"), json.dumps(connection))
-        command = [Config.python, "-Xfrozen_modules=off", "-c", LAUNCH, "-f", self.inside + "/connection.json"]
+        launch = LAUNCH.replace("MAX_PROCESSES", str(max_processes(self.limits)))
+        command = [Config.python, "-Xfrozen_modules=off", "-c", launch, "-f", self.inside + "/connection.json"]
         command += ["--HistoryManager.hist_file=:memory:"]
         bwrap = Config.isolation == "bwrap"
         self.stderr, write_end = os.pipe()
@@ -327,7 +337,7 @@ class Kernel:
                 env={"PATH": "/usr/local/bin:/usr/bin:/bin"} if bwrap else sandbox_environment(self),
                 start_new_session=True,
                 close_fds=True,
-                preexec_fn=lambda: limit_and_protect(self.limits, bwrap),
+                preexec_fn=lambda: limit_and_protect(self.limits),
             )
         finally:
             os.close(write_end)
