@@ -320,24 +320,30 @@ void reply_output(struct reply *r, enum driver_stream stream, const char *text, 
     }
 }
 
+void reply_message_text(struct reply *r, const char *type, const char *members, size_t len,
+                        bool always)
+{
+    bool wanted = r->o.enabled && !r->is_fenced;
+    if (!wanted || (!always && !has_room(r, len + ENVELOPE_BYTES)))
+        return;
+    struct message *m = append(r, -1, MESSAGE_MAX);
+    int rc = buf_printf(&m->body, "\"type\":\"%s\"", type);
+    if (len > 2)
+        rc |= buf_append(&m->body, ",", 1);
+    rc |= buf_append(&m->body, members + 1, len - 1);
+    if (rc != 0)
+        abort();
+    r->pending_bytes += m->body.len;
+    touch(r);
+}
+
 void reply_message(struct reply *r, const char *type, json_t *members, bool always)
 {
     size_t len = 0;
-    char *text = members != NULL ? jsonx_dump(members, &len) : NULL;
+    char *text = members != NULL && r->o.enabled ? jsonx_dump(members, &len) : NULL;
     json_decref(members);
-    bool wanted = r->o.enabled && !r->is_fenced && text != NULL;
-    if (wanted && (always || has_room(r, len + ENVELOPE_BYTES))) {
-        struct message *m = append(r, -1, MESSAGE_MAX);
-        int rc = buf_printf(&m->body, "\"type\":\"%s\"", type);
-        if (len > 2)
-            rc |= buf_printf(&m->body, ",%s", text + 1);
-        else
-            rc |= buf_append(&m->body, "}", 1);
-        if (rc != 0)
-            abort();
-        r->pending_bytes += m->body.len;
-        touch(r);
-    }
+    if (text != NULL)
+        reply_message_text(r, type, text, len, always);
     free(text);
 }
 

@@ -36,6 +36,9 @@ void reply_output(struct reply *r, enum driver_stream stream, const char *text, 
 /* Another message; `members` is an object with what is beside the envelope (reference stolen).
  * `always`: past the cap too. Unless `pending` it is sent soon by itself. */
 void reply_message(struct reply *r, const char *type, json_t *members, bool always);
+/* The same from the text of a JSON object. */
+void reply_message_text(struct reply *r, const char *type, const char *members, size_t len,
+                        bool always);
 
 /* Runs done once no flush is under way any more, from the loop or at once; what is pending then
  * stays pending (for reply_take). Heartbeats end. Not run when fenced. */
