@@ -276,7 +276,7 @@ test('environment variables: exact, for this run only, never run as code', async
   await r.redis.hset(`${r.P}secret:s`, 'TOKEN', 'from the hash', 'A', 'hash wins?');
   const both = ok(await r.py(print(['TOKEN']), { env: { B: 'b' }, secretsKey: `${r.P}secret:s` }));
   assert.deepEqual(JSON.parse(both.stdout), { TOKEN: 'from the hash' });
-  assert.equal(await r.redis.exists(`${r.P}secret:s`), 0);
+  await waitFor(async () => (await r.redis.exists(`${r.P}secret:s`)) === 0, { what: 'the secrets deleted', timeout: 2000 });
   const failing = await r.py('1/0', { env: { TOKEN: 's3cr3t-v4lue' } });
   assert.ok(!JSON.stringify(failing).includes('s3cr3t-v4lue'), 'not in a traceback');
   assert.ok(!r.worker.lines.join().includes('s3cr3t-v4lue'), 'not in the log');
@@ -332,7 +332,7 @@ function descendants(pid) {
 test('idle kernels are stopped, and the next call is told', async (t) => {
   const r = await rig(t, { env: { CODE_INTERPRETER_IDLE_TIMEOUT_MS: '2000', CODE_INTERPRETER_LOCAL_SPARE_KERNELS: '0' } });
   ok(await r.py('x = 1'));
-  const kernels = () => descendants(r.worker.pid).filter((args) => /ipykernel|kernel.*\.json/.test(args)).length;
+  const kernels = () => descendants(r.worker.pid).filter((args) => args.startsWith('bwrap ')).length;
   assert.ok(kernels() > 0, descendants(r.worker.pid).join('\n'));
   await waitFor(() => kernels() === 0, { what: 'the kernel gone', timeout: 15_000 * slow });
   const back = ok(await r.py('print(globals().get("x"))'));

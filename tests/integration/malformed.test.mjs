@@ -114,12 +114,16 @@ test('fields that are missing from the hash', async (t) => {
     assert.equal((await r.result(next, 3000)).stdout, 'next', field);
   }
   for (const opts of ['', '{', '[]', 'null', '"x"', '{"attempts":"many"}', '{"attempts":-1}', '{"attempts":1e99}', '{"backoff":[]}',
-    '{"backoff":{"type":5}}', '{"backoff":{"type":"fixed","delay":"soon"}}', '{"removeOnComplete":"yes"}',
+    '{"backoff":{"type":5}}', '{"backoff":{"type":"fixed","delay":"soon"}}',
     '{"removeOnComplete":{"count":"x"}}', '{"group":5}', '{"group":{"id":{}}}', nested(5000)]) {
     const { job, next } = await addRaw(r, object(), { change: (key) => r.redis.hset(key, 'opts', opts) });
     await settled(r, job, opts);
     assert.equal((await r.result(next, 3000)).stdout, 'next', opts);
   }
+  // Any text is true for a stock Worker: removed at once.
+  const { job, next } = await addRaw(r, object(), { change: (key) => r.redis.hset(key, 'opts', '{"removeOnComplete":"yes"}') });
+  assert.equal((await r.result(next, 5000)).stdout, 'next');
+  await waitFor(async () => (await r.state(job)) === 'unknown', { what: 'the job is gone' });
   assert.equal(await r.redis.llen(`${r.P}active`), 0);
 });
 

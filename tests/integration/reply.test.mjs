@@ -362,7 +362,7 @@ test('secrets of a job reach neither its hash, its reply nor the log', async (t)
   await r.redis.hset(`${r.P}secret:k1`, 'API_TOKEN', canary);
   const job = await r.add([say('x')], { secretsKey: `${r.P}secret:k1`, env: { PLAIN: `${canary}-plain` } });
   await r.result(job);
-  assert.equal(await r.redis.exists(`${r.P}secret:k1`), 0, 'deleted at the job\'s end');
+  await waitFor(async () => (await r.redis.exists(`${r.P}secret:k1`)) === 0, { what: 'the secrets deleted', timeout: 2000 });
   const { data, ...hash } = await r.hash(job);
   assert.ok(!JSON.stringify(hash).includes(canary));
   assert.ok(!JSON.stringify(await r.reply(job)).includes(canary));

@@ -17,7 +17,7 @@ const root = fileURLToPath(new URL('../..', import.meta.url));
 const chosen = process.env.WORKER_BIN ?? 'build/test/sandpiper';
 export const workerBin = isAbsolute(chosen) ? chosen : resolve(root, chosen);
 /** Deadlines are stretched by this under sanitizers and valgrind. */
-export const slow = Number(process.env.TEST_SLOW ?? (/san/.test(chosen) ? 3 : 1));
+export const slow = Number(process.env.TEST_SLOW ?? (/\/san[^/]*\/sandpiper$/.test(chosen) ? 3 : 1));
 if (!existsSync(workerBin)) throw new Error(`no worker at ${workerBin}: build it with make TEST_BUILD=1`);
 
 /** Short settings, so that what needs a lock to expire is seen within seconds. */
@@ -81,12 +81,12 @@ let count = 0;
  * stopped (exit code 0) and every reply left in Redis and every key's expiry are checked.
  */
 export async function makeRig(t, redis, { env = {}, replicas = 1, version = '6.7.0', name, events = true,
-  checks = true, url = redis.url, prefix = 'bull' } = {}) {
+  checks = true, url = redis.url, prefix = 'bull', maxEvents = 10_000 } = {}) {
   const { Queue, QueueEvents } = clients[version];
   const self = { name: name ?? `q${process.pid}-${++count}`, workers: [], version, prefix };
   self.P = `${prefix}:${self.name}:`;
   self.redis = redis.client();
-  self.queue = new Queue(self.name, { connection: redis.connection, prefix });
+  self.queue = new Queue(self.name, { connection: redis.connection, prefix, streams: { events: { maxLen: maxEvents } } });
   self.queue.on('error', () => {});
   if (events) {
     self.events = new QueueEvents(self.name, { connection: redis.connection, prefix, lastEventId: '0-0' });
