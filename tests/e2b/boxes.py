@@ -90,19 +90,7 @@ class Box:
         return child
 
     def processes(self):
-        found, stack = set(), [child.pid for child in self.children if child.returncode is None]
-        while stack:
-            pid = stack.pop()
-            if pid in found:
-                continue
-            found.add(pid)
-            try:
-                for task in os.listdir("/proc/%d/task" % pid):
-                    with open("/proc/%d/task/%s/children" % (pid, task), encoding="ascii") as f:
-                        stack += [int(child) for child in f.read().split()]
-            except (OSError, ValueError):
-                pass
-        return found
+        return tree(child.pid for child in self.children if child.returncode is None)
 
     def freeze(self):
         while True:  # what was forked while we looked is found in the next round
@@ -121,8 +109,7 @@ class Box:
     def kill(self):
         """All processes; they are gone when `gone` returns."""
         for child in self.children:
-            if child.returncode is None:
-                send_signal(child.pid, signal.SIGKILL)
+            kill_child(child)
         self.frozen = set()
 
     async def gone(self):
@@ -168,6 +155,32 @@ class Box:
         if parts and parts[0] == "usr":
             return "/" + "/".join(parts)
         return "/".join([self.root, *parts])
+
+
+def tree(pids):
+    """These processes and all below them."""
+    found, stack = set(), list(pids)
+    while stack:
+        pid = stack.pop()
+        if pid in found:
+            continue
+        found.add(pid)
+        try:
+            for task in os.listdir("/proc/%d/task" % pid):
+                with open("/proc/%d/task/%s/children" % (pid, task), encoding="ascii") as f:
+                    stack += [int(child) for child in f.read().split()]
+        except (OSError, ValueError):
+            pass
+    return found
+
+
+def kill_child(child):
+    """With all below it: a bubblewrap that has just begun does not yet take its child along."""
+    if child is None or child.returncode is not None:
+        return
+    send_signal(child.pid, signal.SIGSTOP)
+    for pid in tree([child.pid]):
+        send_signal(pid, signal.SIGKILL)
 
 
 def send_signal(pid, number):

@@ -15,6 +15,7 @@ import stat
 import struct
 import time
 
+import boxes
 import processes
 import wire
 
@@ -209,7 +210,7 @@ class Envd:
                 async for part in await exchange.request.multipart():
                     if part.name != "file":
                         continue
-                    path = query.get("path") or part.filename
+                    path = query.get("path") or file_name(part)
                     if not path:
                         return refuse(400, "missing file name")
                     written.append(await self.store(exchange, path, user, part_chunks(exchange, part), metadata))
@@ -474,7 +475,7 @@ class Envd:
         finally:
             process.subscribers.discard(queue)
             if exchange.timed_out and process.end is None:
-                process.child.kill()
+                boxes.kill_child(process.child)
 
     async def process_connect(self, exchange, message, _user):
         exchange.keepalive = {"event": {"keepalive": {}}}
@@ -531,10 +532,10 @@ class Envd:
         if process.end is None:
             wanted = message.get("signal")
             if wanted in ("SIGNAL_SIGKILL", 9):
-                process.child.kill()
+                boxes.kill_child(process.child)
             else:
                 for pid in self.leaves(process.child.pid):
-                    processes_signal(pid, signal.SIGTERM)
+                    boxes.send_signal(pid, signal.SIGTERM)
         return {}
 
     def leaves(self, pid):
@@ -567,6 +568,15 @@ STREAMS = {
 }
 
 
+def file_name(part):
+    """With the folders: aiohttp's own attribute loses a leading slash."""
+    match = re.search(r'filename="((?:[^"\\]|\\.)*)"', part.headers.get("Content-Disposition", ""))
+    if not match:
+        return part.filename
+    name = match.group(1).replace('\\"', '"')
+    return name.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+
+
 async def part_chunks(exchange, part):
     while True:
         data = await part.read_chunk(PIECE)
@@ -574,13 +584,6 @@ async def part_chunks(exchange, part):
             return
         exchange.bytes_in += len(data)
         yield data
-
-
-def processes_signal(pid, number):
-    try:
-        os.kill(pid, number)
-    except OSError:
-        pass
 
 
 def envelope(flags, message):

@@ -5,6 +5,7 @@ import datetime
 import json
 import uuid
 
+import boxes
 import kernels
 import scripts
 import wire
@@ -53,6 +54,18 @@ def error(name, value, traceback=""):
 def assignment(name, value):
     """As the server writes it: nothing is escaped."""
     return "import os; os.environ['%s'] = '%s'" % (name, value)
+
+
+def with_env(code, first, second):
+    if not first and not second:
+        return code
+    indent = ""
+    for text in code.split("\n"):
+        if text.strip():
+            indent = text[: len(text) - len(text.lstrip())]
+            break
+    groups = ["\n".join(indent + assignment(k, v) for k, v in group.items()) for group in (first, second)]
+    return "\n".join([*groups, code])
 
 
 class Context:
@@ -161,7 +174,7 @@ class Interpreter:
 
     async def create(self, exchange):
         body, problem = await self.body(exchange, {"language": (str, False), "cwd": (str, False)})
-        if problem:
+        if problem is not None:
             return problem
         language = (body.get("language") or "python").lower()
         context = Context(self, LANGUAGES.get(language, language), body.get("cwd") or "/home/user")
@@ -199,7 +212,7 @@ class Interpreter:
     async def execute(self, exchange):
         wanted = {"code": (str, True), "context_id": (str, False), "language": (str, False), "env_vars": (dict, False)}
         body, problem = await self.body(exchange, wanted)
-        if problem:
+        if problem is not None:
             return problem
         code = body["code"]
         exchange.entry["code"] = scripts.journal_view(code)
@@ -271,17 +284,11 @@ class Interpreter:
         first = context.env is None
         if first:
             context.env = self.sandbox_env(exchange)
-        wanted = {**context.env, **env_vars} if first else env_vars
-        if wanted:
-            indent = ""
-            for text in code.split("\n"):
-                if text.strip():
-                    indent = text[: len(text) - len(text.lstrip())]
-                    break
-            code = "\n".join(indent + assignment(k, v) for k, v in wanted.items()) + "\n" + code
+        code = with_env(code, context.env if first else {}, env_vars)
         kernel = context.get_kernel()
         await self.with_keepalives(response, kernel.ready)
-        run = kernel.send(code)
+        # A kernel that unwinds from an error aborts what reaches it meanwhile, when it is told to stop on errors.
+        run = kernel.send(code, stop_on_error=self.settings["after_interrupt"] != "works")
         finished = False
         try:
             finished = await self.pump(response, context, kernel, run)
@@ -309,6 +316,8 @@ class Interpreter:
             message = await self.with_keepalives(response, run.messages.get())
             if message is None:
                 break
+            if message[0] == "aborted" and self.settings["after_interrupt"] == "hangs":
+                await self.with_keepalives(response, asyncio.Event().wait())
             item = self.item(*message)
             if item is not None:
                 await response.write(line(item))
@@ -379,8 +388,7 @@ class Interpreter:
             await self.with_keepalives(response, both)
             code = await child.wait()
         finally:
-            if child.returncode is None:
-                child.kill()
+            boxes.kill_child(child)
         if code:
             await response.write(line(error("ExitError", "exit status %d" % code)))
         await response.write(line(END))

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import os
-import uuid
 
 import zmq
 import zmq.asyncio
 from jupyter_client.session import Session
+
+import boxes
 
 PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}
 START_SECONDS = 60
@@ -46,6 +47,11 @@ def _e2b_setup():
         print_method = ObjectName("_repr_e2b_chart_")
         _return_type = (dict, str)
 
+        def __call__(self, figure):  # matplotlib_inline takes registered printers of figures away
+            if type(figure).__name__ == "Figure" and type(figure).__module__ == "matplotlib.figure":
+                return chart(figure)
+            return None
+
     def columns(frame):
         out = {}
         for name, values in frame.to_dict(orient="list").items():
@@ -80,7 +86,6 @@ def _e2b_setup():
     formatters["e2b/data"] = Data(parent=get_ipython().display_formatter)
     formatters["e2b/chart"] = Chart(parent=get_ipython().display_formatter)
     formatters["e2b/data"].for_type_by_name("pandas.core.frame", "DataFrame", columns)
-    formatters["e2b/chart"].for_type_by_name("matplotlib.figure", "Figure", chart)
 
 _e2b_setup()
 del _e2b_setup
@@ -204,10 +209,10 @@ class Kernel:
         await self.sockets[channel].send_multipart(parts)
         return message["header"]["msg_id"]
 
-    def send(self, code, silent=False):
+    def send(self, code, silent=False, stop_on_error=False):
         content = {
             "code": code, "silent": silent, "store_history": not silent, "user_expressions": {},
-            "allow_stdin": False, "stop_on_error": True,
+            "allow_stdin": False, "stop_on_error": stop_on_error,
         }
         message = self.session.msg("execute_request", content)
         run = Run(message["header"]["msg_id"])
@@ -260,7 +265,7 @@ class Kernel:
     async def kill(self):
         self.ready.cancel()
         if self.child is not None and self.child.returncode is None:
-            self.child.kill()
+            boxes.kill_child(self.child)
             await self.child.wait()
         self.dead.set()
         for run in list(self.runs.values()):

@@ -32,13 +32,13 @@ class Process:
         await asyncio.gather(self.copy(self.child.stdout, "stdout"), self.copy(self.child.stderr, "stderr"))
         code = await self.child.wait()
         # bubblewrap gives 128 + n for a process that died by signal n, as a shell does.
-        end = {"exited": True, "status": "exit status %d" % code}
-        if code > 128 and code - 128 in list(signal.Signals):
-            end = {"status": "signal: %s" % signal.Signals(code - 128).name, "error": "killed"}
-            code = -1
-        if code:
-            end["exitCode"] = code
-            end.setdefault("error", end["status"])
+        number = -code if code < 0 else code - 128
+        if number in list(signal.Signals):
+            end = {"exitCode": -1, "status": "signal: " + signal.strsignal(number).lower(), "error": "signal: killed"}
+        else:
+            end = {"exited": True, "status": "exit status %d" % code}
+            if code:
+                end.update(exitCode=code, error="exit status %d" % code)
         self.end = end
         self.ended_at = time.monotonic()
         self.publish({"end": end})
