@@ -240,6 +240,22 @@ static void test_7_a_flood_of_output_is_bounded(void **state)
     rig_result_fini(&r);
 }
 
+static void test_7_a_reader_that_pauses_loses_nothing(void **state)
+{
+    static const struct rig_options options;
+
+    (void)state;
+    rig_start(&rig, &r, "t:flood", "for i in range(6000): print('y' * 1500, flush=True)", &options);
+    while (!r.first_output_ms)
+        ev_run(rig.loop, EVRUN_ONCE);
+    sleep(3); /* the loop hangs: host and kernel must wait, not drop */
+    rig_until(&rig, &r.ended, 30);
+    assert_int_equal(r.kind, DRIVER_END_OK);
+    assert_int_equal(r.out.len, 6000 * 1501);
+    rig_close(&r);
+    rig_result_fini(&r);
+}
+
 static void test_12_a_chunk_is_not_a_line(void **state)
 {
     (void)state;
@@ -810,6 +826,7 @@ static void test_137_env_is_found_nowhere_later(void **state)
         "        f = f.f_back\n"
         "    tb = tb.tb_next\n"
         "for row in ip.history_manager.get_range(raw=True): look('history', row[2])\n"
+        "look('info', ip.last_execution_result.info.raw_cell)\n"
         "print(found, os.environ.get('TOKEN'), os.environ['PATH'])",
         "[] None /usr/local/bin:/usr/bin:/bin\n");
     rig_expect(&rig, "t:sec", "print([k for k in globals() if 'sand' in k.lower()], In[1], _i1)",
@@ -913,6 +930,7 @@ int main(void)
         cmocka_unit_test(test_4_text_is_utf8_whatever_the_locale),
         cmocka_unit_test(test_5_nan_in_rich_results),
         cmocka_unit_test(test_7_a_flood_of_output_is_bounded),
+        cmocka_unit_test(test_7_a_reader_that_pauses_loses_nothing),
         cmocka_unit_test(test_12_a_chunk_is_not_a_line),
         cmocka_unit_test(test_13_figures_come_as_png),
         cmocka_unit_test(test_16_every_mime_type_is_kept),

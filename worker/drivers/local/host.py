@@ -183,6 +183,8 @@ def write_file(path, text):
 
 
 def sandbox_environment(kernel):
+    """All that code sees of ours. Without isolation there is no /home/user: HOME, the working directory and
+    OUTPUT_DIR name the session's folder instead, and code is never rewritten."""
     bwrap = Config.isolation == "bwrap"
     home = "/home/user" if bwrap else kernel.path("home")
     env = {
