@@ -88,9 +88,11 @@ static size_t on_write(char *piece, size_t size, size_t count, void *data)
 
 static void keep_value(char **slot, const char *line, size_t len, const char *name)
 {
-    size_t name_len = strlen(name);
-    if (len <= name_len || strncasecmp(line, name, name_len) || len > HTTP_MAX_VALUE)
+    size_t name_len = strcspn(name, ":");
+    if (len <= name_len || strncasecmp(line, name, name_len) || line[name_len] != ':' ||
+        len > HTTP_MAX_VALUE)
         return;
+    name_len++;
     line += name_len;
     len -= name_len;
     while (len && (*line == ' ' || *line == '\t')) {
@@ -108,7 +110,8 @@ static void forget_head(struct http_request *request)
     free(request->location);
     free(request->content_type);
     free(request->retry_after);
-    request->location = request->content_type = request->retry_after = NULL;
+    free(request->kept);
+    request->location = request->content_type = request->retry_after = request->kept = NULL;
 }
 
 /* The status of a final answer; 0 for a 1xx. */
@@ -141,6 +144,8 @@ static size_t on_header(char *line, size_t size, size_t count, void *data)
     keep_value(&request->location, line, len, "Location:");
     keep_value(&request->content_type, line, len, "Content-Type:");
     keep_value(&request->retry_after, line, len, "Retry-After:");
+    if (request->options.keep_header)
+        keep_value(&request->kept, line, len, request->options.keep_header);
     return len;
 }
 
@@ -381,6 +386,7 @@ static void copy_options(struct http_request *request, const struct http_options
     o->method = mem_strdup(options->method);
     o->body = options->body ? mem_dup(options->body, options->body_len) : NULL;
     o->allow_list = mem_strdup(options->allow_list);
+    o->keep_header = mem_strdup(options->keep_header);
     o->url = NULL;
     o->headers = NULL;
     if (!o->max_body_bytes)
@@ -427,8 +433,14 @@ void http_request_free(struct http_request *request)
     free((char *)request->options.method);
     free((char *)request->options.body);
     free((char *)request->options.allow_list);
+    free((char *)request->options.keep_header);
     free(request->where);
     free(request);
+}
+
+int http_status(const struct http_request *request)
+{
+    return request->status;
 }
 
 /* ---- Ending ---- */
@@ -536,6 +548,7 @@ void http_request_report(struct http_request *request)
         .status = request->status,
         .retry_after_ms = retry_after_ms(request->retry_after),
         .content_type = request->content_type,
+        .header = request->kept,
         .error = request->has_verdict ? request->error : NULL,
         .request_sent = request->sent,
     };

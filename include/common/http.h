@@ -25,6 +25,7 @@ struct http_answer {
     int status;               /* 0 unless an answer's head was seen */
     long long retry_after_ms; /* from Retry-After (seconds or date); -1 absent */
     const char *content_type; /* or NULL */
+    const char *header;       /* value of options.keep_header, or NULL */
     const char *error; /* one line, without credentials or query string; NULL when HTTP_DONE */
     bool request_sent; /* a byte of the request's body (or its head, without body) was handed to the
                           wire */
@@ -42,6 +43,7 @@ struct http_options {
     const char *method;         /* "GET", "POST", ...; copied like every string here */
     const char *url;            /* http:// or https:// */
     const char *const *headers; /* "Name: value" strings, NULL-terminated array, or NULL */
+    const char *keep_header;    /* name of one more header of the answer to report; or NULL */
     const char *body;           /* whole body, copied; or NULL */
     size_t body_len;
     long (*read_body)(void *data, char *into, size_t size); /* streamed body, or NULL */
@@ -64,6 +66,8 @@ struct http_options {
  * CR/LF). */
 struct http_request *http_start(struct http *client, const struct http_options *options, char *err,
                                 size_t err_size);
+/* Status of the answer whose body on_data is given; 0 while no head was seen. */
+int http_status(const struct http_request *request);
 /* Closes the connection at once; no callback after. */
 void http_cancel(struct http_request *request);
 

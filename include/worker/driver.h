@@ -212,6 +212,8 @@ static inline void driver_close(struct driver_run *run)
 struct driver *driver_disabled_new(const struct driver_host *host, const char *message);
 struct driver *driver_local_new(const struct driver_host *host, const struct settings *settings,
                                 char *err, size_t err_size);
+struct driver *driver_e2b_new(const struct driver_host *host, const struct settings *settings,
+                              char *err, size_t err_size);
 #ifdef SANDPIPER_TEST_BUILD
 struct driver *driver_scripted_new(const struct driver_host *host);
 #endif

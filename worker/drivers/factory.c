@@ -69,7 +69,12 @@ static char *identity_of(const struct settings *s, enum type type)
                           settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_DIR),
                           settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_NETWORK));
     case TYPE_E2B:
-        return mem_printf("E2B|%s", settings_str(s, SETTING_E2B_API_KEY));
+        return mem_printf("E2B|%s|%s|%s|%s|%s|%s|%s", settings_str(s, SETTING_E2B_API_KEY),
+                          settings_str(s, SETTING_E2B_TEMPLATE),
+                          settings_str(s, SETTING_E2B_DOMAIN), settings_str(s, SETTING_E2B_API_URL),
+                          settings_str(s, SETTING_E2B_SANDBOX_URL),
+                          settings_str(s, SETTING_E2B_SESSION_TAG),
+                          settings_str(s, SETTING_E2B_DEPLOYMENT_ID));
     case TYPE_SCRIPTED:
         return mem_strdup("SCRIPTED");
     case TYPE_DISABLED:
@@ -90,13 +95,7 @@ static struct driver *make(struct factory *f, const struct settings *s, enum typ
             return driver_disabled_new(&f->host, TEXT_LOCAL_IN_PRODUCTION);
         return driver_local_new(&f->host, s, err, err_size);
     case TYPE_E2B:
-        if (settings_str(s, SETTING_E2B_API_KEY)[0] == '\0')
-            snprintf(err, err_size, "E2B_API_KEY is required when CODE_INTERPRETER_TYPE is E2B");
-        else
-            snprintf(err, err_size,
-                     "this version of the worker has no E2B driver yet; use "
-                     "CODE_INTERPRETER_TYPE=LOCAL");
-        return NULL;
+        return driver_e2b_new(&f->host, s, err, err_size);
     case TYPE_SCRIPTED:
 #ifdef SANDPIPER_TEST_BUILD
         return driver_scripted_new(&f->host);
@@ -199,7 +198,8 @@ const char *factory_describe(const struct settings *settings, const char **why)
         *why = TEXT_LOCAL_IN_PRODUCTION;
         return "DISABLED";
     case TYPE_E2B:
-        *why = "this version of the worker has no E2B driver yet";
+        if (settings_str(settings, SETTING_E2B_API_KEY)[0] == '\0')
+            *why = "E2B_API_KEY is required when CODE_INTERPRETER_TYPE is E2B";
         return "E2B";
     case TYPE_SCRIPTED:
         return "SCRIPTED";
