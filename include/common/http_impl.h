@@ -39,7 +39,7 @@ struct http_request {
     int status;                                  /* of the last head; 0 until one was seen */
     size_t head_bytes;                           /* bound on what headers may add up to */
     char *location, *content_type, *retry_after; /* of the last head, or NULL */
-    char *kept; /* options.keep_header of the last head, or NULL */
+    char *kept;                                  /* options.keep_header of the last head, or NULL */
     struct buf body;                             /* where no on_data was given */
     size_t received;                             /* body bytes */
 

@@ -17,8 +17,8 @@ struct control_host {
     void *data;
 };
 
-/* Reads on a blocking connection of its own, from an hour ago on: a cancel that was said while this replica was
- * away, or before its job was added, still counts. */
+/* Reads on a blocking connection of its own, from an hour ago on: a cancel that was said while this
+ * replica was away, or before its job was added, still counts. */
 struct control *control_new(struct queue *q, const struct redis_url *url,
                             const struct control_host *host);
 void control_free(struct control *c); /* after the command connection was freed */

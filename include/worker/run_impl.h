@@ -1,4 +1,5 @@
-/* A run's own insides, shared by the files that make it up: run.c (life and end), run_begin.c, run_code.c. */
+/* A run's own insides, shared by the files that make it up: run.c (life and end), run_begin.c,
+ * run_code.c. */
 #ifndef SANDPIPER_WORKER_RUN_IMPL_H
 #define SANDPIPER_WORKER_RUN_IMPL_H
 
@@ -64,10 +65,11 @@ struct log_ctx run_log_ctx(const struct run *run);
 
 /* The one place that changes a run's state. */
 void run_enter(struct run *run, enum run_state state);
-/* Lets go of everything that could call back, tells the worker, and frees the run when nobody knows it any more.
- * answer: what the finish brought, or NULL. */
+/* Lets go of everything that could call back, tells the worker, and frees the run when nobody knows
+ * it any more. answer: what the finish brought, or NULL. */
 void run_over(struct run *run, const struct claim_answer *answer);
-/* A callback that cannot be called off has come (run->holds); false when the run is over and it is all the same. */
+/* A callback that cannot be called off has come (run->holds); false when the run is over and it is
+ * all the same. */
 bool run_unhold(struct run *run);
 
 /* Ends a run whose code was not delivered; text is one sentence (stolen). */
@@ -82,7 +84,8 @@ void run_on_fenced(bool removed, void *data);
 /* Nothing of it has run: another worker takes it, with no attempt used. */
 void run_give_back(struct run *run);
 
-/* run_code.c: asks the driver for the sandbox, once inputs are there; from then on the driver's events lead. */
+/* run_code.c: asks the driver for the sandbox, once inputs are there; from then on the driver's
+ * events lead. */
 void run_prepare(struct run *run);
 /* Stops code that was delivered. */
 void run_interrupt(struct run *run, enum run_stop why);

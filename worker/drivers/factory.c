@@ -69,12 +69,11 @@ static char *identity_of(const struct settings *s, enum type type)
                           settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_DIR),
                           settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_NETWORK));
     case TYPE_E2B:
-        return mem_printf("E2B|%s|%s|%s|%s|%s|%s|%s", settings_str(s, SETTING_E2B_API_KEY),
-                          settings_str(s, SETTING_E2B_TEMPLATE),
-                          settings_str(s, SETTING_E2B_DOMAIN), settings_str(s, SETTING_E2B_API_URL),
-                          settings_str(s, SETTING_E2B_SANDBOX_URL),
-                          settings_str(s, SETTING_E2B_SESSION_TAG),
-                          settings_str(s, SETTING_E2B_DEPLOYMENT_ID));
+        return mem_printf(
+            "E2B|%s|%s|%s|%s|%s|%s|%s", settings_str(s, SETTING_E2B_API_KEY),
+            settings_str(s, SETTING_E2B_TEMPLATE), settings_str(s, SETTING_E2B_DOMAIN),
+            settings_str(s, SETTING_E2B_API_URL), settings_str(s, SETTING_E2B_SANDBOX_URL),
+            settings_str(s, SETTING_E2B_SESSION_TAG), settings_str(s, SETTING_E2B_DEPLOYMENT_ID));
     case TYPE_SCRIPTED:
         return mem_strdup("SCRIPTED");
     case TYPE_DISABLED:

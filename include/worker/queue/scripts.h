@@ -25,7 +25,7 @@ extern const struct redis_script script_dead;    /* 2 keys */
 extern const struct redis_script script_record; /* 1 key */
 extern const struct redis_script script_sweep;  /* 1 key */
 
-extern const struct redis_script script_cancel;  /* 1 key */
+extern const struct redis_script script_cancel;       /* 1 key */
 extern const struct redis_script script_cancelthread; /* 3 keys */
 
 #endif
