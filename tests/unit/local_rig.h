@@ -1,4 +1,4 @@
-/* Drives a LOCAL driver on a real loop with real kernels, for its unit tests: one call runs one piece of code. */
+/* Drives a LOCAL driver on a real loop with real kernels, for its unit tests. */
 #ifndef SANDPIPER_TESTS_UNIT_LOCAL_RIG_H
 #define SANDPIPER_TESTS_UNIT_LOCAL_RIG_H
 
@@ -171,9 +171,10 @@ static void rig_free(struct rig *rig)
     free(parent);
 }
 
-/* --- processes --------------------------------------------------------------------------------------- */
+/* --- processes ---------------------------------------------------------------------- */
 
-/* Calls fn with the pid of each process whose /proc/<pid>/<file> has `text` in it (NULs are spaces). */
+/* Calls fn with the pid of each process whose /proc/<pid>/<file> has `text` in it (NULs are
+ * spaces). */
 static int rig_processes(const char *file, const char *text, int signal_number)
 {
     static char data[65536];
@@ -226,7 +227,7 @@ static int rig_signal_host(int signal_number)
     return rig_processes("status", parent, signal_number);
 }
 
-/* --- one run ------------------------------------------------------------------------------------------- */
+/* --- one run ------------------------------------------------------------------------ */
 
 static void rig_on_ready(void *data, const struct driver_ready *ready)
 {

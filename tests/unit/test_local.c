@@ -1,4 +1,4 @@
-/* Unit tests of the LOCAL driver with real kernels in bubblewrap; numbers are those of the cases from the field. */
+/* Unit tests of the LOCAL driver with real kernels in bubblewrap; numbers are of cases. */
 #include "local_rig.h"
 
 static struct rig rig;
@@ -44,7 +44,7 @@ static void expect_error(const char *thread, const char *code, const char *name,
     assert_null(strchr(r.traceback, '\033'));
 }
 
-/* --- sessions ------------------------------------------------------------------------------------------ */
+/* --- sessions ----------------------------------------------------------------------- */
 
 static void test_state_is_kept_within_a_thread(void **state)
 {
@@ -144,7 +144,7 @@ static void test_settle_waits_for_an_orphan(void **state)
     rig_expect(&rig, "t:orphan", "print(x)", "5\n");
 }
 
-/* --- output: cases A ------------------------------------------------------------------------------------- */
+/* --- output: cases A ---------------------------------------------------------------- */
 
 static void test_1_multi_byte_characters_stay_whole(void **state)
 {
@@ -390,7 +390,7 @@ static void test_21_memory_runs_out(void **state)
     rig_expect(&rig, "t:mem", "print('alive')", "alive\n");
 }
 
-/* --- the end of long code ---------------------------------------------------------------------------------- */
+/* --- the end of long code ----------------------------------------------------------- */
 
 static void test_23_interrupt_keeps_the_state(void **state)
 {
@@ -558,7 +558,7 @@ static void test_40_values_of_the_last_expression(void **state)
     rig_result_fini(&r);
 }
 
-/* --- files: cases B -------------------------------------------------------------------------------------------- */
+/* --- files: cases B ----------------------------------------------------------------- */
 
 static void test_45_binary_files_arrive_whole(void **state)
 {
@@ -758,7 +758,7 @@ static void test_62_paths_are_real(void **state)
     rig_result_fini(&r);
 }
 
-/* --- env and secrets: cases F ------------------------------------------------------------------------------------ */
+/* --- env and secrets: cases F ------------------------------------------------------- */
 
 static void test_133_env_values_are_exact(void **state)
 {
@@ -865,7 +865,7 @@ static void test_138_nothing_is_inherited(void **state)
     rig_result_fini(&r);
 }
 
-/* --- deaths -------------------------------------------------------------------------------------------------------- */
+/* --- deaths ------------------------------------------------------------------------- */
 
 static void test_death_of_the_host(void **state)
 {

@@ -1,4 +1,4 @@
-/* Unit tests of the LOCAL driver: kernels without isolation, and what dies when worker or host die. */
+/* Unit tests of LOCAL: kernels without isolation; deaths of worker and host. */
 #include "local_rig.h"
 
 #include <sys/wait.h>

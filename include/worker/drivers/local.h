@@ -28,8 +28,8 @@ struct local_waiter { /* someone who waits until a box has settled */
     struct local_waiter *next;
 };
 
-/* A folder and at most one kernel. It belongs to a thread (a session), to one run without a thread, or to
- * nobody (spare); once discarded only its end is awaited. */
+/* A folder and at most one kernel. It belongs to a thread (a session), to one run without a
+ * thread, or to nobody (spare); once discarded only its end is awaited. */
 struct local_box {
     struct local *local;
     struct local_box *next;
@@ -119,7 +119,8 @@ struct local_box *local_box_new(struct local *local);
 struct local_box *local_box_of_thread(struct local *local, const char *thread);
 /* A ready or starting spare, no longer one; else a fresh box; else NULL (errno). */
 struct local_box *local_box_take(struct local *local);
-/* No longer anyone's: its kernel is killed, then folder and box go. The run that has it is ended first. */
+/* No longer anyone's: its kernel is killed, then folder and box go. The run that has it is
+ * ended first. */
 void local_box_discard(struct local_box *box, const char *reason);
 /* The run that had it is closed; a box without a thread goes with it. */
 void local_box_give_back(struct local_box *box);
@@ -132,7 +133,8 @@ void local_box_ready(struct local_box *box);
 void local_box_end_of_code(struct local_box *box);
 void local_box_code_sent(struct local_box *box);
 void local_box_dead(struct local_box *box);
-/* Starts the kernels that are wanted, as many at a time as the machine can bear; keeps the spares. */
+/* Starts the kernels that are wanted, as many at a time as the machine can bear; keeps the
+ * spares. */
 void local_boxes_start(struct local *local);
 void local_boxes_tick(struct local *local); /* idle kernels and old folders go */
 /* Calls cb from the loop once the box has settled. */
@@ -152,7 +154,8 @@ void local_run_file_read(struct driver_run *run, size_t index, driver_piece_fn c
 void local_run_later(struct local_run *run, void (*step)(struct local_run *run));
 void local_run_attach(struct local_run *run); /* its turn to have the thread's box */
 void local_run_kernel_ready(struct local_run *run);
-/* The kernel of the run's box is gone: event is the host's "dead" message, NULL when the host itself died. */
+/* The kernel of the run's box is gone: event is the host's "dead" message, NULL when the host
+ * itself died. */
 void local_run_kernel_dead(struct local_run *run, const json_t *event, const char *reason);
 void local_run_event(struct local_run *run, const char *name, const json_t *event);
 void local_run_copy_inputs(struct local_run *run);

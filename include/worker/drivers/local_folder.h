@@ -1,4 +1,4 @@
-/* The private folder of one LOCAL driver, where its sessions live, and the removal of those of dead workers. */
+/* The private folder of one LOCAL driver, and finding those of dead workers. */
 #ifndef SANDPIPER_WORKER_DRIVERS_LOCAL_FOLDER_H
 #define SANDPIPER_WORKER_DRIVERS_LOCAL_FOLDER_H
 
@@ -12,8 +12,8 @@ struct local_folder {
     size_t dead_count;
 };
 
-/* Makes <dir>/sandpiper-<uid>/<replica>-<pid>-<n> (dir: the setting, or $TMPDIR, or /tmp). 0, or -1 with a
- * reason. Folders of dead workers are found, not removed. */
+/* Makes <dir>/sandpiper-<uid>/<replica>-<pid>-<n> (dir: the setting, or $TMPDIR, or /tmp). 0,
+ * or -1 with a reason. Folders of dead workers are found, not removed. */
 int local_folder_init(struct local_folder *folder, const char *dir, const char *replica_id,
                       char *err, size_t err_size);
 void local_folder_fini(struct local_folder *folder); /* closes; removes the folder if it is empty */

@@ -1,4 +1,4 @@
-/* The Python process that runs the LOCAL driver's kernels: started, talked to in NDJSON, restarted when it dies. */
+/* The Python process that runs the LOCAL driver's kernels, started again when it dies. */
 #ifndef SANDPIPER_WORKER_DRIVERS_LOCAL_HOST_H
 #define SANDPIPER_WORKER_DRIVERS_LOCAL_HOST_H
 
@@ -13,8 +13,8 @@ struct local_host;
 struct local_host_events {
     /* A message of the host (protocol: worker/drivers/local/host.py); borrowed. */
     void (*on_event)(void *data, const json_t *event);
-    /* true: it takes commands now. false: it is gone with all its kernels, and will be started again; with
-     * the reason and how many starts in a row have failed (0 when it had been up). */
+    /* true: it takes commands now. false: it is gone with all its kernels, and will be started
+     * again; with the reason and how many starts in a row have failed (0 when it had been up). */
     void (*on_state)(void *data, bool up, const char *reason, int failures);
     void *data;
 };
@@ -31,8 +31,8 @@ pid_t local_host_pid(const struct local_host *host); /* 0 when there is none */
 /* Kills a process that no longer does its work; it is started again as after any death. */
 void local_host_kill(struct local_host *host, const char *reason);
 
-/* Ends the process (its kernels die, their folders go), then frees the host; done(data) from the loop. No
- * event after this call. */
+/* Ends the process (its kernels die, their folders go), then frees the host; done(data) from
+ * the loop. No event after this call. */
 void local_host_free(struct local_host *host, void (*done)(void *data), void *data);
 
 #endif

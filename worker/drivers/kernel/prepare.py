@@ -41,7 +41,7 @@ def _sandpiper_prepare():
     shell = get_ipython()
     kernel = shell.kernel
 
-    # --- what travels with the code -----------------------------------------------------------------
+    # --- what travels with the code -----------------------------------------------------
 
     def split(code):
         """The settings line and the user's code; ("", code) when there is none."""
@@ -63,7 +63,7 @@ def _sandpiper_prepare():
             return lines[1:]
         return lines
 
-    # --- the output folder --------------------------------------------------------------------------
+    # --- the output folder --------------------------------------------------------------
 
     def unlock(path):
         """Gives the folders below path back the rights that removing them takes."""
@@ -133,7 +133,7 @@ def _sandpiper_prepare():
                     skipped.append(name + ": not a regular file")
         return files, skipped, False
 
-    # --- before and after a run -----------------------------------------------------------------------
+    # --- before and after a run ---------------------------------------------------------
 
     class Run:
         """The marked run under way; there is one at most."""
@@ -231,7 +231,7 @@ def _sandpiper_prepare():
             listing["error"] = {"name": type(error).__name__, "value": text_of(error)[:65536]}
         shell.display_pub.publish(data={MIME: listing}, metadata={})
 
-    # --- the history ------------------------------------------------------------------------------------
+    # --- the history --------------------------------------------------------------------
 
     def clean_history(history):
         original = getattr(history.store_inputs, "_sandpiper", None) or history.store_inputs
@@ -269,7 +269,7 @@ def _sandpiper_prepare():
         log._sandpiper = original
         logger.log = log
 
-    # --- leaving ------------------------------------------------------------------------------------------
+    # --- leaving ------------------------------------------------------------------------
 
     class Exiter(IPyAutocall):
         """exit and quit end the run, not the interpreter that later runs need."""
@@ -305,7 +305,7 @@ def _sandpiper_prepare():
         quiet_warn._sandpiper = warn
         interactiveshell.warn = quiet_warn
 
-    # --- output ---------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------
 
     def cleaned(value):
         """A copy that is JSON: NaN and infinities become null, keys text, strange objects their repr."""
@@ -480,7 +480,7 @@ def _sandpiper_prepare():
                 pipe.drain()
                 stream.buffer.end()
 
-    # --- installing -----------------------------------------------------------------------------------------
+    # --- installing ---------------------------------------------------------------------
 
     def install():
         transforms = shell.input_transformer_manager.cleanup_transforms

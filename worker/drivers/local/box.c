@@ -1,4 +1,4 @@
-/* Boxes of the LOCAL driver: a private folder and the kernel in it, from the start to the removal. */
+/* Boxes of the LOCAL driver: a private folder and the kernel in it, from start to removal. */
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/settings.h"
@@ -14,8 +14,8 @@
 #define INTERRUPT_SECONDS 2.0  /* an interrupt has that long to help */
 #define KILL_SECONDS      10.0 /* a kill that long; then the host is at fault */
 #define MAX_STARTING      3    /* kernels starting at a time: each takes a core for half a second */
-#define MAX_IDLE          32 /* idle sessions' kernels; beyond it the one longest unused is stopped */
-#define RETRY_SECONDS     3.0 /* between two tries to start a spare */
+#define MAX_IDLE          32   /* idle sessions' kernels; beyond it the one unused longest stops */
+#define RETRY_SECONDS     3.0  /* between two tries to start a spare */
 
 static const char *const state_names[] = {"empty", "starting", "ready", "running", "dying"};
 
@@ -137,7 +137,7 @@ struct local_box *local_box_take(struct local *local)
     return best;
 }
 
-/* --- the end of kernels and boxes ------------------------------------------------------------------- */
+/* --- the end of kernels and boxes --------------------------------------------------- */
 
 static void remove_folder(struct local_box *box)
 {
@@ -147,7 +147,8 @@ static void remove_folder(struct local_box *box)
         log_debug("LOCAL: the folder %s stays until the end: the host is down", box->name);
 }
 
-/* A discarded box goes when its kernel is gone and its run, which may still read files, is closed. */
+/* A discarded box goes when its kernel is gone and its run, which may still read files, is
+ * closed. */
 static void maybe_bury(struct local_box *box)
 {
     if (!box->discarded || box->run || box->state != BOX_EMPTY)
@@ -212,7 +213,7 @@ void local_box_wait(struct local_box *box, bool for_death, driver_done_fn cb, vo
     call_waiters(box);
 }
 
-/* --- what the host says ------------------------------------------------------------------------------- */
+/* --- what the host says ------------------------------------------------------------- */
 
 void local_box_ready(struct local_box *box)
 {
@@ -253,7 +254,7 @@ void local_box_dead(struct local_box *box)
     maybe_bury(box);
 }
 
-/* --- starting kernels ----------------------------------------------------------------------------------- */
+/* --- starting kernels --------------------------------------------------------------- */
 
 bool local_box_wants_kernel(const struct local_box *box)
 {
@@ -318,7 +319,7 @@ void local_boxes_start(struct local *local)
                 starting++;
 }
 
-/* --- what time does --------------------------------------------------------------------------------------- */
+/* --- what time does ----------------------------------------------------------------- */
 
 static bool is_idle(const struct local_box *box)
 {

@@ -1,4 +1,4 @@
-/* The private folder of one LOCAL driver: made safely, locked while the process lives, found again when it died. */
+/* The private folder of a LOCAL driver: made safely, locked while its process lives. */
 #include "worker/drivers/local_folder.h"
 
 #include "common/log.h"
@@ -24,7 +24,8 @@ static void fail(char *err, size_t err_size, const char *what, const char *path)
     snprintf(err, err_size, "%s %s: %s", what, path, strerror(errno));
 }
 
-/* The parent of all drivers' folders of this user: ours alone, or someone could swap what is in it. */
+/* The parent of all drivers' folders of this user: ours alone, or someone could swap what is
+ * in it. */
 static int open_parent(const char *path, char *err, size_t err_size)
 {
     struct stat st;

@@ -1,4 +1,4 @@
-/* The LOCAL driver: Jupyter kernels on this machine, one a thread, each in a sandbox with a private folder. */
+/* The LOCAL driver: Jupyter kernels on this machine, one a thread, each in a sandbox. */
 #include "worker/drivers/local.h"
 
 #include "common/jsonx.h"
@@ -23,7 +23,7 @@
 
 static struct local *live; /* drivers of this process that are not being disposed of */
 
-/* --- calls from the loop --------------------------------------------------------------------------------- */
+/* --- calls from the loop ------------------------------------------------------------ */
 
 static void on_done_timer(struct ev_loop *loop, ev_timer *w, int revents)
 {
@@ -53,7 +53,7 @@ void local_call_later(struct local *local, driver_done_fn cb, void *data)
     }
 }
 
-/* --- what the host says ------------------------------------------------------------------------------------ */
+/* --- what the host says ------------------------------------------------------------- */
 
 static struct local_box *box_of_kernel(struct local *local, long long kernel)
 {
@@ -162,7 +162,7 @@ static void on_state(void *data, bool up, const char *reason, int failures)
         fail_waiting_runs(local, reason);
 }
 
-/* --- threads that went to other replicas ------------------------------------------------------------------- */
+/* --- threads that went to other replicas -------------------------------------------- */
 
 /* ctx is a serial, not a pointer: the answer may come when the driver is gone. */
 static void on_moved(void *ctx, const char *thread)
@@ -202,7 +202,7 @@ static void on_tick(struct ev_loop *loop, ev_timer *w, int revents)
         ask_moved(local);
 }
 
-/* --- the driver's operations --------------------------------------------------------------------------------- */
+/* --- the driver's operations -------------------------------------------------------- */
 
 static void op_release(struct driver *d, const char *thread, driver_done_fn cb, void *data)
 {
@@ -297,7 +297,7 @@ static const struct driver_ops local_ops = {
     .dispose = op_dispose,
 };
 
-/* --- making it ------------------------------------------------------------------------------------------------- */
+/* --- making it ---------------------------------------------------------------------- */
 
 static bool find_bwrap(void)
 {

@@ -1,4 +1,4 @@
-/* The Python process of the LOCAL driver: spawned clean, spoken to over bounded pipes, restarted with backoff. */
+/* The Python process of the LOCAL driver: spawned clean, bounded pipes, restarted. */
 #include "worker/drivers/local_host.h"
 
 #include "common/buf.h"
@@ -78,7 +78,7 @@ static void close_io(struct local_host *h, ev_io *io)
     io->fd = -1;
 }
 
-/* --- the process's end ---------------------------------------------------------------------------- */
+/* --- the process's end -------------------------------------------------------------- */
 
 static void host_finish_free(struct local_host *h)
 {
@@ -142,7 +142,7 @@ static void host_die(struct local_host *h, const char *reason)
     set_state(h, HOST_REAPING, REAP_SECONDS);
 }
 
-/* --- reading ---------------------------------------------------------------------------------------- */
+/* --- reading ------------------------------------------------------------------------ */
 
 static void on_message(struct local_host *h, const char *line, size_t len)
 {
@@ -236,7 +236,7 @@ static void on_error_readable(struct ev_loop *loop, ev_io *w, int revents)
     log_error_lines(h);
 }
 
-/* --- writing ---------------------------------------------------------------------------------------- */
+/* --- writing ------------------------------------------------------------------------ */
 
 static void on_writable(struct ev_loop *loop, ev_io *w, int revents)
 {
@@ -277,7 +277,7 @@ int local_host_send(struct local_host *h, json_t *message)
     return result;
 }
 
-/* --- starting --------------------------------------------------------------------------------------- */
+/* --- starting ----------------------------------------------------------------------- */
 
 static int make_pipe(int pair[2], int our_end)
 {
@@ -387,7 +387,7 @@ static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
     }
 }
 
-/* --- the interface ------------------------------------------------------------------------------------ */
+/* --- the interface ------------------------------------------------------------------ */
 
 struct local_host *local_host_new(struct ev_loop *loop, const char *python, json_t *config,
                                   const struct local_host_events *events)

@@ -1,4 +1,4 @@
-/* Runs of the LOCAL driver: from the request over kernel, input files and code to the end and the files. */
+/* Runs of the LOCAL driver: from the request over kernel and code to the end and files. */
 #include "common/buf.h"
 #include "common/jsonx.h"
 #include "common/log.h"
@@ -26,7 +26,7 @@ static struct local_run *run_of(struct driver_run *run)
     return (struct local_run *)run; /* embedded first */
 }
 
-/* --- steps from the loop ------------------------------------------------------------------------------ */
+/* --- steps from the loop ------------------------------------------------------------ */
 
 static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
 {
@@ -49,7 +49,7 @@ void local_run_later(struct local_run *run, void (*step)(struct local_run *run))
     ev_timer_start(loop, &run->timer);
 }
 
-/* --- the end -------------------------------------------------------------------------------------------- */
+/* --- the end ------------------------------------------------------------------------ */
 
 void local_run_end(struct local_run *run, const struct driver_end *end)
 {
@@ -142,7 +142,7 @@ void local_run_kernel_dead(struct local_run *run, const json_t *event, const cha
     }
 }
 
-/* --- preparing: the box, its kernel, the input files ------------------------------------------------------- */
+/* --- preparing: the box, its kernel, the input files -------------------------------- */
 
 static void maybe_ready(struct local_run *run)
 {
@@ -251,7 +251,7 @@ void local_run_kernel_ready(struct local_run *run)
     prepare(run);
 }
 
-/* --- input files ---------------------------------------------------------------------------------------------- */
+/* --- input files -------------------------------------------------------------------- */
 
 static void input_failed(struct local_run *run, enum driver_end_kind kind, const char *why)
 {
@@ -319,7 +319,7 @@ void local_run_copy_inputs(struct local_run *run)
         maybe_ready(run);
 }
 
-/* --- the code ----------------------------------------------------------------------------------------------------- */
+/* --- the code ----------------------------------------------------------------------- */
 
 static void not_delivered(struct local_run *run)
 {
@@ -410,7 +410,7 @@ void local_run_event(struct local_run *run, const char *name, const json_t *even
     }
 }
 
-/* --- output files --------------------------------------------------------------------------------------------------- */
+/* --- output files ------------------------------------------------------------------- */
 
 static void end_reading(struct local_run *run)
 {
@@ -467,7 +467,7 @@ void local_run_file_read(struct driver_run *base, size_t index, driver_piece_fn 
     local_run_later(run, read_piece);
 }
 
-/* --- from start to close --------------------------------------------------------------------------------------------- */
+/* --- from start to close ------------------------------------------------------------ */
 
 struct driver_run *local_run_start(struct driver *d, const struct driver_request *request,
                                    const struct driver_events *events, void *data)
