@@ -1,8 +1,8 @@
 // Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
 // exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
 //
-//   tests/run [suite...]      suites: unit, integration, sanitizers, valgrind (default: all)
-//   TEST_ONLY=clients,reply   only these files of tests/integration
+//   tests/run [suite...]      suites: unit, integration, e2b-fidelity, sanitizers, valgrind (default: all)
+//   TEST_ONLY=clients,reply   only these files of tests/integration (or tests/e2b/fidelity)
 //   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
 import { readdirSync } from 'node:fs';
@@ -71,14 +71,14 @@ async function unit() {
 }
 
 /** node:test in TAP: counts the leaves (tests that have no subtests of their own). */
-async function nodeTests(env) {
+async function nodeTests(env, dir = 'tests/integration') {
   const count = { passed: 0, failed: 0 };
-  const files = readdirSync(join(root, 'tests/integration')).filter((name) => /\.test\.mjs$/.test(name))
+  const files = readdirSync(join(root, dir)).filter((name) => /\.test\.mjs$/.test(name))
     .filter((name) => !only || only.includes(name.replace('.test.mjs', ''))).sort();
   const concurrency = process.env.TEST_CONCURRENCY ?? Math.max(2, availableParallelism());
   const reported = {};
   const code = await run(process.execPath, ['--test', `--test-concurrency=${concurrency}`,
-    '--test-reporter', join(root, 'tests/lib/reporter.mjs'), ...files.map((name) => join('tests/integration', name))], {
+    '--test-reporter', join(root, 'tests/lib/reporter.mjs'), ...files.map((name) => join(dir, name))], {
     env,
     onLine: (line) => {
       const counted = /^# counted (\d+) passed, (\d+) failed$/.exec(line);
@@ -103,6 +103,7 @@ const suites = {
   unit,
   integration: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
+  'e2b-fidelity': () => nodeTests({}, 'tests/e2b/fidelity'), // the emulator, by the official E2B clients
   sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
 };
 
