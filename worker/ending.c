@@ -126,7 +126,9 @@ static void decide(struct ending *e)
     }
     e->value = log_redact(e->o.failed_reason);
     e->value_len = strlen(e->value);
-    bool retry = row->retried &&
+    long long starts = settings_int(e->o.settings, SETTING_MAX_STARTED_ATTEMPTS);
+    bool started_enough = starts > 0 && starts <= e->o.claimed->attempts_started;
+    bool retry = row->retried && !started_enough &&
                  jobopts_retry(e->o.opts, e->o.claimed->attempts_made, random01(), &e->delay_ms);
     e->kind = retry ? ENDING_RETRIED : ENDING_FAILED;
     if (retry && e->o.opts->backoff == JOBOPTS_BACKOFF_UNKNOWN) {
@@ -145,11 +147,16 @@ static void on_finished(enum finish_result result, const struct claim_answer *ne
         free_now(e);
         return;
     }
-    if (result == FINISH_RESULT_CHILDREN && e->kind == ENDING_COMPLETED) {
-        /* A parent whose children are not done cannot be completed: it fails, as with a stock
-         * Worker. */
+    bool children = result == FINISH_RESULT_CHILDREN || result == FINISH_RESULT_FAILED_CHILDREN;
+    if (children && e->kind == ENDING_COMPLETED) {
+        /* A parent whose children are not done cannot be completed: it fails, with a stock Worker's
+         * words. It is not retried, for its code has run. */
         free(e->value);
-        e->value = mem_strdup("The job has children that are not done, or that failed.");
+        e->value = mem_printf(result == FINISH_RESULT_CHILDREN
+                                  ? "Job %s has pending dependencies. moveToFinished"
+                                  : "Cannot complete job %s because it has at least one failed "
+                                    "child. moveToFinished",
+                              e->o.claimed->id.data);
         e->value_len = strlen(e->value);
         e->kind = ENDING_FAILED;
         if (e->message_count > 0) {

@@ -38,6 +38,9 @@ void run_enter(struct run *run, enum run_state state)
     struct log_ctx ctx = run_log_ctx(run);
     log_write(LOG_LEVEL_DEBUG, &ctx, "%s -> %s", state_names[run->state], state_names[state]);
     run->state = state;
+    bool shown = state == RUN_PREPARING || state == RUN_RUNNING || state == RUN_COLLECTING;
+    if (shown && settings_bool(run->settings, SETTING_JOB_PROGRESS))
+        job_progress(run->host->queue, run->claimed, state_names[state]);
 }
 
 static void free_run(void *data)
@@ -60,6 +63,8 @@ static void let_go(struct run *run)
     run->lock = NULL;
     outputs_free(run->outputs);
     run->outputs = NULL;
+    job_log_free(run->log);
+    run->log = NULL;
     if (run->driver_run != NULL)
         driver_close(run->driver_run);
     run->driver_run = NULL;
@@ -187,6 +192,7 @@ void run_settle_and_finish(struct run *run)
 {
     run_enter(run, RUN_SETTLING);
     ev_timer_stop(run->host->loop, &run->timer);
+    job_log_flush(run->log);
     reply_settle(run->reply, finish);
 }
 
@@ -229,6 +235,11 @@ void run_give_back(struct run *run)
     run_enter(run, RUN_ENDING);
     run->holds++;
     finish_give_back(run->host->queue, run->claimed, on_given_back, run);
+}
+
+void run_leave(struct run *run)
+{
+    run_over(run, NULL);
 }
 
 /* ---- what the worker asks ---- */

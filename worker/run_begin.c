@@ -4,6 +4,8 @@
 #include "common/mem.h"
 #include "common/settings.h"
 #include "common/text.h"
+#include "worker/queue/children.h"
+#include "worker/queue/scheduler.h"
 
 #include <string.h>
 
@@ -62,20 +64,48 @@ static void with_driver(struct run *run)
     }
 }
 
+static void on_children(enum children_result result, void *data)
+{
+    struct run *run = data;
+    if (!run_unhold(run))
+        return;
+    if (result == CHILDREN_DONE)
+        with_driver(run);
+    else if (result == CHILDREN_FAILED)
+        run_fail(run, OUTCOME_DEFERRED,
+                 mem_printf("Cannot complete job %s because it has at least one failed child. "
+                            "moveToWaitingChildren",
+                            run_job_id(run)));
+    else
+        run_leave(run);
+}
+
+/* Children that were added after the job had become ready, or whose parent was sent back by hand:
+ * code is delivered once all of them are done. */
+static void wait_for_children(struct run *run)
+{
+    run_enter(run, RUN_ENDING); /* from here on only the answer says whose the job is */
+    run->holds++;
+    children_wait(run->host->queue, run->claimed, on_children, run);
+}
+
+static bool started_too_often(const struct run *run)
+{
+    long long most = settings_int(run->settings, SETTING_MAX_STARTED_ATTEMPTS);
+    return most > 0 && run->claimed->attempts_started > most;
+}
+
 static bool known_name(const struct claimed_job *job)
 {
     return job->name.data != NULL &&
            (strcmp(job->name.data, "execute") == 0 || strcmp(job->name.data, "release") == 0);
 }
 
-/* Decides what becomes of the job; runs from the loop, after run_start has returned. */
-void run_begin(void *data)
+/* Decides what becomes of the job. */
+static void decide(struct run *run)
 {
-    struct run *run = data;
     const struct claimed_job *job = run->claimed;
     char err[256] = "";
-    if (run->state == RUN_OVER)
-        return;
     struct settings *overlaid =
         settings_overlay(run->host->settings, (const char *const *)job->runtime, job->runtime_count,
                          err, sizeof err);
@@ -105,6 +135,9 @@ void run_begin(void *data)
     run->outputs = outputs_new(
         &(struct outputs_options){run->host->queue, run->host->http, job, &run->job, run->settings,
                                   &run->result, run->reply, run_on_fenced, run_on_collected, run});
+    if (settings_bool(run->settings, SETTING_JOB_LOG))
+        run->log = job_log_new(run->host->queue, job, run->opts.keep_logs,
+                               settings_int(run->settings, SETTING_REPLY_MAX_BYTES));
     if (job->mark.data != NULL && (wrong != NULL || !run->job.idempotent)) {
         free(wrong);
         with_driver(run);
@@ -112,6 +145,9 @@ void run_begin(void *data)
         free(wrong);
         bool stalled = strstr(job->defa.data, "stalled more than allowable limit") != NULL;
         run_fail(run, stalled ? OUTCOME_STALLED : OUTCOME_DEFERRED, mem_strdup(job->defa.data));
+    } else if (started_too_often(run)) {
+        free(wrong);
+        run_fail(run, OUTCOME_STALLED, mem_strdup("job started more than allowable limit"));
     } else if (!known_name(job)) {
         free(wrong);
         run_fail(run, OUTCOME_UNKNOWN_NAME,
@@ -129,7 +165,27 @@ void run_begin(void *data)
         run_fail(
             run, OUTCOME_EXPIRED,
             mem_strdup("The job expired: it was not started before the time that startBy names."));
+    } else if (job->pending_children > 0) {
+        wait_for_children(run);
     } else {
         with_driver(run);
     }
+}
+
+static void on_scheduled(void *data)
+{
+    struct run *run = data;
+    if (run_unhold(run))
+        decide(run);
+}
+
+/* From the loop, after run_start has returned. */
+void run_begin(void *data)
+{
+    struct run *run = data;
+    if (run->state == RUN_OVER)
+        return;
+    run->holds++;
+    if (!scheduler_advance(run->host->queue, run->claimed, on_scheduled, run))
+        on_scheduled(run);
 }

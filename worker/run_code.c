@@ -94,6 +94,8 @@ static void on_output(void *data, enum driver_stream stream, const char *text, s
     struct run *run = data;
     capture_add(stream == DRIVER_STDOUT ? &run->result.out : &run->result.err, text, len);
     reply_output(run->reply, stream, text, len);
+    if (run->log != NULL)
+        job_log_output(run->log, text, len);
 }
 
 static void on_result(void *data, const json_t *bundle, bool is_main)

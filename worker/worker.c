@@ -25,9 +25,10 @@
     3600000 /* parked jobs are woken by their thread; this is the last resort  \
                                  */
 #define DELAYED_WAIT_MAX_MS                                                                        \
-    10000                  /* longest wait on the marker when a delayed job is due (as BullMQ) */
-#define CLAIM_PAUSE_S 0.25 /* after a claim that failed */
-#define DRAIN_EXTRA_S 1.5  /* for the last words, once runs were stopped */
+    10000 /* longest wait on the marker when a delayed job is due (as BullMQ) */
+#define LIMITED_WAIT_MAX_MS 30000 /* and while the queue is rate limited */
+#define CLAIM_PAUSE_S       0.25  /* after a claim that failed */
+#define DRAIN_EXTRA_S       1.5   /* for the last words, once runs were stopped */
 
 struct worker {
     struct ev_loop *loop;
@@ -76,8 +77,9 @@ static void on_woken(long long next_delayed_at, void *data)
 {
     struct worker *w = data;
     long long wait = next_delayed_at - text_now_ms();
-    if (next_delayed_at > 0 && wait > 0) /* the marker spoke of a delayed job that is not due yet */
-        pump_after(w, (double)(wait < DELAYED_WAIT_MAX_MS ? wait : DELAYED_WAIT_MAX_MS) / 1000.0);
+    /* The marker spoke of a delayed job that is not due yet: what comes before it has a marker of its own. */
+    if (next_delayed_at > 0 && wait > 0 && !w->draining && w->running < w->concurrency)
+        marker_wait(w->marker, wait < DELAYED_WAIT_MAX_MS ? wait : DELAYED_WAIT_MAX_MS, on_woken, w);
     else
         pump(w);
 }
@@ -88,8 +90,11 @@ static void wait_for_work(struct worker *w, const struct claim_answer *answer)
     if (w->draining || marker_waiting(w->marker))
         return;
     if (answer->limited_ms > 0) {
-        w->limited_until = text_monotonic_ms() + answer->limited_ms;
-        pump_after(w, (double)(answer->limited_ms < 30000 ? answer->limited_ms : 30000) / 1000.0);
+        /* Not past LIMITED_WAIT_MAX_MS, for a claim also promotes delayed jobs. */
+        long long limited =
+            answer->limited_ms < LIMITED_WAIT_MAX_MS ? answer->limited_ms : LIMITED_WAIT_MAX_MS;
+        w->limited_until = text_monotonic_ms() + limited;
+        pump_after(w, (double)limited / 1000.0);
         return;
     }
     long long most = settings_int(w->settings, SETTING_DRAIN_DELAY_MS), wait = most;
@@ -326,6 +331,17 @@ static bool is_draining(void *data)
     return ((struct worker *)data)->draining;
 }
 
+/* The settings for jobs that do not say themselves what is kept of them. */
+static int take_keep(const struct settings *s, enum setting id, struct jobopts_keep *keep,
+                     char *err, unsigned long err_size)
+{
+    if (jobopts_keep_parse(settings_str(s, id), keep) == 0)
+        return 0;
+    snprintf(err, err_size, "%s must be true, false, a number or a JSON object like {\"age\":3600}",
+             settings_row(id)->name);
+    return -1;
+}
+
 struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char *err,
                           unsigned long err_size)
 {
@@ -336,6 +352,12 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
                  settings_is_set(settings, SETTING_REDIS_QUEUE_URL) ? "REDIS_QUEUE_URL"
                                                                     : "REDIS_URL",
                  why);
+        return NULL;
+    }
+    struct jobopts_keep completed, failed;
+    if (take_keep(settings, SETTING_REMOVE_ON_COMPLETE, &completed, err, err_size) != 0 ||
+        take_keep(settings, SETTING_REMOVE_ON_FAIL, &failed, err, err_size) != 0) {
+        redis_url_fini(&url);
         return NULL;
     }
     struct worker *w = mem_alloc(sizeof *w);
@@ -360,6 +382,11 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
         .lock_duration_ms = settings_int(settings, SETTING_LOCK_DURATION_MS),
         .park_horizon_ms = PARK_HORIZON_MS,
         .data_max_bytes = settings_int(settings, SETTING_JOB_DATA_MAX_BYTES),
+        .limiter_max = settings_int(settings, SETTING_LIMITER_MAX),
+        .limiter_duration_ms = settings_int(settings, SETTING_LIMITER_DURATION_MS),
+        .metrics_points = settings_int(settings, SETTING_METRICS_MAX_DATA_POINTS),
+        .keep_completed = completed,
+        .keep_failed = failed,
     });
     w->locks = locks_new(w->queue, settings_int(settings, SETTING_LOCK_RENEW_MS));
     w->stalled = stalled_new(w->queue, settings_int(settings, SETTING_STALLED_INTERVAL_MS),

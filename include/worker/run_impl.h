@@ -7,6 +7,7 @@
 #include "worker/ending.h"
 #include "worker/inputs.h"
 #include "worker/job.h"
+#include "worker/job_log.h"
 #include "worker/outputs.h"
 #include "worker/reply.h"
 #include "worker/result.h"
@@ -51,6 +52,7 @@ struct run {
     struct reply *reply;
     struct inputs *inputs;
     struct outputs *outputs;
+    struct job_log *log; /* of BullMQ, where it is wanted; or NULL */
     struct driver *driver;
     struct driver_run *driver_run;
     struct ending *ending;
@@ -92,7 +94,11 @@ void run_interrupt(struct run *run, enum run_stop why);
 /* The run's timer, not yet set. */
 void run_timer_init(struct run *run);
 
-/* run_begin.c: decides what becomes of the job; data is the run. From the reaper. */
+/* The job was made to wait for its children: it is not ours any more. */
+void run_leave(struct run *run);
+
+/* run_begin.c: the next job of its scheduler, then decides what becomes of the job; data is the
+ * run. From the reaper. */
 void run_begin(void *data);
 
 #endif

@@ -15,9 +15,9 @@ void claimed_job_free(struct claimed_job *job)
     if (job == NULL)
         return;
     struct str *const all[] = {
-        &job->id,      &job->token,    &job->name, &job->data,       &job->opts,
-        &job->thread,  &job->mark,     &job->defa, &job->stacktrace, &job->replica_before,
-        &job->sandbox, &job->creation, &job->actor};
+        &job->id,      &job->token,    &job->name,  &job->data,       &job->opts,
+        &job->thread,  &job->mark,     &job->defa,  &job->stacktrace, &job->replica_before,
+        &job->sandbox, &job->creation, &job->actor, &job->scheduler};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         str_fini(all[i]);
     for (size_t i = 0; i < job->runtime_count * 2; i++)
@@ -54,6 +54,7 @@ static void take_field(struct claimed_job *job, const redisReply *name, const re
         {"sp:run", &job->mark, NULL},
         {"defa", &job->defa, NULL},
         {"stacktrace", &job->stacktrace, NULL},
+        {"rjk", &job->scheduler, NULL},
         {"timestamp", NULL, &job->timestamp},
         {"atm", NULL, &job->attempts_made},
         {"ats", NULL, &job->attempts_started},
@@ -111,6 +112,8 @@ void claim_parse(const redisReply *reply, const struct str *token, struct claim_
         str_fini(&job->mark);
     if (reply->elements > 4)
         take_thread_info(job, reply->element[4]);
+    if (reply->elements > 5)
+        job->pending_children = number(reply->element[5]);
     out->job = job;
 }
 
@@ -118,8 +121,8 @@ void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *t
                      unsigned other_pairs, unsigned sp_extra)
 {
     const struct queue_options *o = queue_options(q);
-    bool named = o->worker_name[0] != '\0';
-    msgpack_map(out, 3 + (named ? 1 : 0) + other_pairs);
+    bool named = o->worker_name[0] != '\0', limited = o->limiter_max > 0;
+    msgpack_map(out, 3U + (named ? 1 : 0) + (limited ? 1 : 0) + other_pairs);
     msgpack_str(out, "token");
     msgpack_bytes(out, token->data, token->len);
     msgpack_str(out, "lockDuration");
@@ -127,6 +130,14 @@ void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *t
     if (named) {
         msgpack_str(out, "name");
         msgpack_str(out, o->worker_name);
+    }
+    if (limited) {
+        msgpack_str(out, "limiter");
+        msgpack_map(out, 2);
+        msgpack_str(out, "max");
+        msgpack_int(out, o->limiter_max);
+        msgpack_str(out, "duration");
+        msgpack_int(out, o->limiter_duration_ms);
     }
     msgpack_str(out, "sp");
     msgpack_map(out, 3 + sp_extra);

@@ -29,7 +29,9 @@ static void on_finished(redisReply *reply, void *data)
         /* BullMQ's ErrorCode; after a lost connection the first try of this call may have done it
          * all. */
         bool children = reply->integer == -4 || reply->integer == -9;
-        result = children ? FINISH_RESULT_CHILDREN : FINISH_RESULT_LOST;
+        result = reply->integer == -4   ? FINISH_RESULT_CHILDREN
+                 : reply->integer == -9 ? FINISH_RESULT_FAILED_CHILDREN
+                                        : FINISH_RESULT_LOST;
         log_write(LOG_LEVEL_WARN, &ctx, "job could not be finished: BullMQ's code %lld (%s)",
                   reply->integer,
                   children               ? "it has children that are not done or failed"
@@ -134,6 +136,16 @@ static void add_keys(struct queue_call *call, const char *const *suffixes, size_
         queue_call_key(call, suffixes[i]);
 }
 
+/* What the job says, else the worker's default, else BullMQ's. */
+static const struct jobopts_keep *keep_of(const struct queue *q, const struct finish *f)
+{
+    bool failed = f->kind == FINISH_FAILED;
+    const struct jobopts_keep *own = failed ? &f->opts->on_fail : &f->opts->on_complete;
+    const struct jobopts_keep *worker =
+        failed ? &queue_options(q)->keep_failed : &queue_options(q)->keep_completed;
+    return !own->given && worker->given ? worker : own;
+}
+
 static struct queue_call *build_finished(struct queue *q, const struct finish *f)
 {
     static const char *const keys[] = {"wait",    "active",  "prioritized", "events", "stalled",
@@ -158,11 +170,14 @@ static struct queue_call *build_finished(struct queue *q, const struct finish *f
     buf_init(&opts, messages_size(f));
     claim_pack_opts(q, &opts, &f->job->token, 3, 2);
     pack_fin(&opts, f);
-    pack_keep(&opts, failed ? &f->opts->on_fail : &f->opts->on_complete);
+    pack_keep(&opts, keep_of(q, f));
     msgpack_str(&opts, "attempts");
     msgpack_int(&opts, f->opts->attempts == f->opts->attempts ? (long long)f->opts->attempts : 0);
     msgpack_str(&opts, "maxMetricsSize");
-    msgpack_str(&opts, "");
+    if (queue_options(q)->metrics_points > 0)
+        msgpack_int(&opts, queue_options(q)->metrics_points);
+    else
+        msgpack_str(&opts, "");
     queue_call_bytes(call, opts.data, opts.len);
     buf_fini(&opts);
     add_fields(call, f);

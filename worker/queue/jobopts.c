@@ -35,7 +35,7 @@ static double member(const json_t *object, const char *key, double fallback)
  * kept. Any text is as good as true for BullMQ. */
 static struct jobopts_keep parse_keep(const json_t *v)
 {
-    struct jobopts_keep keep = {.count = -1, .has_count = true};
+    struct jobopts_keep keep = {.count = -1, .has_count = true, .given = v != NULL};
     if (json_is_true(v) || json_string_length(v) > 0) {
         keep.count = 0;
     } else if (json_is_number(v)) {
@@ -45,7 +45,8 @@ static struct jobopts_keep parse_keep(const json_t *v)
         const json_t *limit = json_object_get(v, "limit");
         keep = (struct jobopts_keep){.has_count = json_is_number(count),
                                      .has_age = json_is_number(age),
-                                     .has_limit = json_is_number(limit)};
+                                     .has_limit = json_is_number(limit),
+                                     .given = true};
         keep.count = json_number_value(count);
         keep.age = json_number_value(age);
         keep.limit = json_number_value(limit);
@@ -69,10 +70,23 @@ static void parse_backoff(struct jobopts *o, const json_t *v)
     o->jitter = member(v, "jitter", 0);
 }
 
+int jobopts_keep_parse(const char *text, struct jobopts_keep *keep)
+{
+    *keep = parse_keep(NULL);
+    if (*text == '\0')
+        return 0;
+    json_t *v = json_loads(text, JSON_DECODE_ANY, NULL);
+    bool fine = json_is_boolean(v) || json_is_number(v) || json_is_object(v);
+    if (fine)
+        *keep = parse_keep(v);
+    json_decref(v);
+    return fine ? 0 : -1;
+}
+
 void jobopts_init(struct jobopts *o, const struct str *opts_json)
 {
     char err[64];
-    *o = (struct jobopts){.stack_trace_limit = -1};
+    *o = (struct jobopts){.stack_trace_limit = -1, .keep_logs = -1};
     o->root = opts_json->data != NULL
                   ? jsonx_parse(opts_json->data, opts_json->len, err, sizeof err)
                   : NULL;
@@ -80,6 +94,7 @@ void jobopts_init(struct jobopts *o, const struct str *opts_json)
     o->attempts = as_number(json_object_get(root, "attempts"));
     o->lifo = json_is_true(json_object_get(root, "lifo"));
     o->stack_trace_limit = member(root, "stackTraceLimit", -1);
+    o->keep_logs = member(root, "kl", -1);
     o->on_complete = parse_keep(json_object_get(root, "removeOnComplete"));
     o->on_fail = parse_keep(json_object_get(root, "removeOnFail"));
     o->group = json_object_get(root, "group");

@@ -69,3 +69,8 @@ void msgpack_bool(struct buf *out, bool value)
 {
     put_tagged(out, value ? 0xc3 : 0xc2, 0, 0);
 }
+
+void msgpack_nil(struct buf *out)
+{
+    put_tagged(out, 0xc0, 0, 0);
+}

@@ -58,6 +58,7 @@ static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
     queue_call_str(s->pass, queue_prefix(s->q));
     queue_call_int(s->pass, text_now_ms());
     queue_call_int(s->pass, s->interval_ms * 8 / 10);
+    queue_call_int(s->pass, queue_options(s->q)->lock_duration_ms);
     queue_call_send(s->pass, on_pass, s);
 
     s->wake = queue_call_new(s->q, &script_wake, 1);

@@ -15,6 +15,7 @@ struct claimed_job {
     struct str mark;       /* "<token>|<executionId>" of a delivered run that nobody ended */
     struct str defa;       /* deferred failure: fail with this text instead of running */
     struct str stacktrace; /* JSON array of earlier failures */
+    struct str scheduler;  /* id of the job scheduler that made it */
     /* The thread's record as the claim found it; absent or "" when there is nothing. */
     struct str replica_before, sandbox, creation, actor;
     bool cancelled;          /* its thread was cancelled after it was added */
@@ -22,6 +23,8 @@ struct claimed_job {
     long long claimed_at;    /* ms: our clock at the claim */
     long long attempts_made; /* failures that counted so far */
     long long attempts_started;
+    long long
+        pending_children; /* that it should wait for; 0 too when a child's failure called it */
     long long last_seq;   /* of its reply; 0 when nothing was said since the last `done` */
     char **runtime;       /* runtime settings: field, value, field, value, ... */
     size_t runtime_count; /* pairs */

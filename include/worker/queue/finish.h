@@ -17,8 +17,9 @@ enum finish_result {
     FINISH_RESULT_OK,
     FINISH_RESULT_LOST,     /* the job is not ours any more (or was ended by an earlier try of this
                                call) */
-    FINISH_RESULT_CHILDREN, /* completed is refused: it has pending or failed children */
-    FINISH_RESULT_ERROR,    /* the script failed; logged */
+    FINISH_RESULT_CHILDREN, /* completed is refused: it has pending children */
+    FINISH_RESULT_FAILED_CHILDREN, /* completed is refused: it has failed children */
+    FINISH_RESULT_ERROR,           /* the script failed; logged */
 };
 
 struct finish { /* borrowed for the call */

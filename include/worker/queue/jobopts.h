@@ -15,6 +15,7 @@ struct jobopts_keep {
     bool has_age;
     double limit; /* most removed by age in one call */
     bool has_limit;
+    bool given; /* false: the job does not say; the worker's own default holds, else all are kept */
 };
 
 enum jobopts_backoff {
@@ -31,6 +32,7 @@ struct jobopts {
     double delay_ms;
     double jitter;            /* 0 to 1 */
     double stack_trace_limit; /* how many failures' texts are kept; -1: all */
+    double keep_logs;         /* rows of its log that are kept; -1: all */
     struct jobopts_keep on_complete, on_fail;
     const json_t *group; /* opts.group, or NULL; lives as long as the struct */
     json_t *root;
@@ -39,6 +41,10 @@ struct jobopts {
 /* From the hash field; text that is no JSON object gives the defaults. */
 void jobopts_init(struct jobopts *o, const struct str *opts_json);
 void jobopts_fini(struct jobopts *o);
+
+/* The same from a setting's text: "" (not given), true, false, a number or a JSON object. -1: it is
+ * none of these. */
+int jobopts_keep_parse(const char *text, struct jobopts_keep *keep);
 
 /* BullMQ's decision after a failure that may be retried (Job.shouldRetryJob,
  * Backoffs.calculate, 6.7.0): true, with the delay in ms (0: at once), when attempts are left.

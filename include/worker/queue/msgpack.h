@@ -16,5 +16,6 @@ void msgpack_str(struct buf *out, const char *text);
 void msgpack_int(struct buf *out, long long value);
 void msgpack_double(struct buf *out, double value);
 void msgpack_bool(struct buf *out, bool value);
+void msgpack_nil(struct buf *out);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "common/redis.h"
 #include "common/str.h"
+#include "worker/queue/jobopts.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,6 +24,10 @@ struct queue_options {
     long long lock_duration_ms;
     long long park_horizon_ms; /* how far in `delayed` a parked job is put */
     long long data_max_bytes;  /* job data above it is never decoded */
+    /* What a stock Worker takes as options; zeroed: none of it. */
+    long long limiter_max, limiter_duration_ms; /* starts at most in that time; max 0: no limiter */
+    long long metrics_points;                   /* minutes counted for getMetrics */
+    struct jobopts_keep keep_completed, keep_failed; /* for jobs that do not say (where given) */
 };
 
 struct queue *queue_new(const struct queue_options *options); /* strings are copied */

@@ -11,19 +11,24 @@ extern const struct redis_script script_moveToDelayed;           /* 11 keys */
 extern const struct redis_script script_retryJob;                /* 11 keys */
 extern const struct redis_script script_moveStalledJobsToWait;   /* 9 keys */
 extern const struct redis_script script_moveJobFromActiveToWait; /* 9 keys */
+extern const struct redis_script script_moveToWaitingChildren;   /* 7 keys */
+extern const struct redis_script script_updateJobScheduler;      /* 12 keys */
+extern const struct redis_script script_addLog;                  /* 2 keys */
+extern const struct redis_script script_updateProgress;          /* 3 keys */
 
 /* Ours; KEYS and ARGV are in the head of worker/queue/lua/<name>.lua. */
 extern const struct redis_script script_claim;   /* 11 keys */
-extern const struct redis_script script_reply;   /* 3 keys */
+extern const struct redis_script script_reply;   /* 4 keys */
 extern const struct redis_script script_removed; /* 5 keys */
-extern const struct redis_script script_file;    /* 2 keys */
+extern const struct redis_script script_file;    /* 4 keys */
 extern const struct redis_script script_locks;   /* 2 keys */
 extern const struct redis_script script_wake;    /* 1 key */
 extern const struct redis_script script_admit;   /* 11 keys */
 extern const struct redis_script script_dead;    /* 2 keys */
 
-extern const struct redis_script script_record; /* 1 key */
-extern const struct redis_script script_sweep;  /* 1 key */
+extern const struct redis_script script_record;  /* 1 key */
+extern const struct redis_script script_sweep;   /* 1 key */
+extern const struct redis_script script_release; /* 1 key */
 
 extern const struct redis_script script_cancel;       /* 1 key */
 extern const struct redis_script script_cancelthread; /* 3 keys */

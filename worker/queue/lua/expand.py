@@ -84,6 +84,9 @@ def main():
     for script in lock["stock"] + lock["ours"]:
         source = ours[script + ".lua"] if script in lock["ours"] else files[script + ".lua"]
         text = expand(script, source, files, ours, set())
+        before = lock.get("before", {}).get(script)
+        if before:
+            text = expand(before, ours[before + ".lua"], files, ours, set()) + "\n" + text
         text = "\n".join(line for line in text.split("\n") if line.strip()) + "\n"
         symbol = "script_" + script.split("-")[0]
         sha1 = hashlib.sha1(text.encode()).hexdigest()

@@ -6,7 +6,8 @@
          (or the retry) of the job that the calling script has just moved
     nf   true: do not fetch
   A fetched job has a fifth element: {runtime settings, and of the thread's record as it was before ("" when
-  absent): replica, sandbox, creation, actor; "1" when its thread was cancelled}.
+  absent): replica, sandbox, creation, actor; "1" when its thread was cancelled}, and a sixth: how many children it is
+  to wait for first (none when a child's failure called it: continueParentOnFailure).
 ]]
 
 -- Includes
@@ -37,6 +38,12 @@ local function spFinish(fin)
         end
     end
     if fin["rel"] then spRelease(fin["t"], fin["j"]) end
+end
+
+local function spPendingChildren(jobKey)
+    local pending = rcall("SCARD", jobKey .. ":dependencies")
+    if pending > 0 and rcall("EXISTS", jobKey .. ":failed") == 1 then return 0 end
+    return pending
 end
 
 local function fetchNextJob(waitKey, activeKey, prioritizedKey, eventStreamKey,
@@ -81,6 +88,7 @@ local function fetchNextJob(waitKey, activeKey, prioritizedKey, eventStreamKey,
                 before = before or {}
                 result[5] = {rcall("HGETALL", prefix .. "settings:runtime"), before[2] or "", before[3] or "",
                     before[4] or "", before[5] or "", cancelled and "1" or ""}
+                result[6] = spPendingChildren(prefix .. jobId)
                 return result
             end
         end
