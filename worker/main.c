@@ -1,6 +1,7 @@
 /* Options, settings, start, signals. */
 #include "common/log.h"
 #include "common/reaper.h"
+#include "common/redis.h"
 #include "common/settings.h"
 #include "common/text.h"
 #include "worker/worker.h"
@@ -86,6 +87,20 @@ static void print_help(void)
     settings_print_help(stdout);
 }
 
+/* What settings.c does not know of: the URL's own parts. */
+static bool check_redis_url(const struct settings *settings)
+{
+    struct redis_url url;
+    char err[200];
+    if (redis_url_parse(settings_redis_url(settings), &url, err, sizeof err) != 0) {
+        bool queue = settings_is_set(settings, SETTING_REDIS_QUEUE_URL);
+        log_error("%s: %s", queue ? "REDIS_QUEUE_URL" : "REDIS_URL", err);
+        return false;
+    }
+    redis_url_fini(&url);
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     const char *option = argc > 1 ? argv[1] : "";
@@ -110,6 +125,10 @@ int main(int argc, char **argv)
     struct settings *settings = settings_from_environment(err, sizeof err);
     if (settings == NULL) {
         log_error("%s", err);
+        return EXIT_SETTINGS;
+    }
+    if (!check_redis_url(settings)) {
+        settings_free(settings);
         return EXIT_SETTINGS;
     }
     int code = EXIT_FINE;

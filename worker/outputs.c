@@ -114,9 +114,12 @@ static char *new_key(struct outputs *s)
 static struct queue_call *piece_call(struct outputs *s, const char *key, long long offset,
                                      const char *data, size_t len)
 {
-    struct queue_call *call = queue_call_new(s->o.queue, &script_file, 2);
+    struct queue_call *call = queue_call_new(s->o.queue, &script_file, 4);
     queue_call_job_key(call, &s->o.claimed->id, ":lock");
     queue_call_key(call, key + strlen(queue_prefix(s->o.queue)));
+    queue_call_job_key(call, &s->o.claimed->id, "");
+    queue_call_key(call, "active");
+    queue_call_bytes(call, s->o.claimed->id.data, s->o.claimed->id.len);
     queue_call_bytes(call, s->o.claimed->token.data, s->o.claimed->token.len);
     queue_call_int(call, settings_int(s->o.settings, SETTING_REPLY_TTL_MS));
     queue_call_int(call, offset);

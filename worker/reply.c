@@ -111,10 +111,12 @@ static void add_reply_key(struct queue_call *call, const struct claimed_job *job
 
 static struct queue_call *start_call(struct reply *r, const char *mark, long long seq)
 {
-    struct queue_call *call = queue_call_new(r->o.queue, &script_reply, 3);
+    struct queue_call *call = queue_call_new(r->o.queue, &script_reply, 4);
     queue_call_job_key(call, &r->o.job->id, ":lock");
     queue_call_job_key(call, &r->o.job->id, "");
     add_reply_key(call, r->o.job);
+    queue_call_key(call, "active");
+    queue_call_bytes(call, r->o.job->id.data, r->o.job->id.len);
     queue_call_bytes(call, r->o.job->token.data, r->o.job->token.len);
     queue_call_int(call, r->o.ttl_ms);
     queue_call_str(call, mark);

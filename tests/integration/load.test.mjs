@@ -30,7 +30,8 @@ async function untilDone(r, count, ms) {
 test('5,000 jobs over 50 threads on 3 replicas: in order, one at a time per thread', async (t) => {
   const total = slow > 1 ? 2000 : 5000;
   const threads = 50;
-  const r = await makeRig(t, redis, { replicas: 3, events: false, maxEvents: 1_000_000, env: { LOG_LEVEL: 'info' } });
+  const r = await makeRig(t, redis, { replicas: 0, events: false, maxEvents: 1_000_000, env: { LOG_LEVEL: 'info' } });
+  for (const name of ['a', 'b', 'c']) r.startWorker({ WORKER_NAME: name });
   const threadOf = {};
   const started = Date.now();
   for (let i = 0; i < total; i += 500) {
