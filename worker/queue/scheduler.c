@@ -100,9 +100,23 @@ static const char *at_its_end(json_t *repeat, long long now)
     return NULL;
 }
 
+/* As BullMQ's Job has its options after it was read: a scheduler's first job lacks these. */
+static void normalize(json_t *opts)
+{
+    const json_t *backoff = json_object_get(opts, "backoff");
+    if (json_object_get(opts, "attempts") == NULL)
+        json_object_set_new(opts, "attempts", json_integer(0));
+    if (json_is_number(backoff))
+        json_object_set_new(opts, "backoff",
+                            json_pack("{s:s,s:O}", "type", "fixed", "delay", backoff));
+    else if (!json_is_object(backoff) && json_string_length(backoff) == 0)
+        json_object_del(opts, "backoff");
+}
+
 static void fill_opts(json_t *opts, json_t *repeat, const char *id, long long at, long long now)
 {
     bool every = at == 0;
+    normalize(opts);
     const json_t *offset = json_object_get(repeat, "offset");
     if (!every || json_number_value(offset) == 0)
         json_object_del(repeat, "offset");
