@@ -1,8 +1,8 @@
 // Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
 // exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
 //
-//   tests/run [suite...]      suites: unit, integration, e2b-fidelity, sanitizers, valgrind (default: all)
-//   TEST_ONLY=clients,reply   only these files of tests/integration (or tests/e2b/fidelity)
+//   tests/run [suite...]      suites: unit, integration, conformance, e2b-fidelity, sanitizers, valgrind (default: all)
+//   TEST_ONLY=clients,reply   only these files of tests/integration (or tests/conformance, tests/e2b/fidelity)
 //   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
 import { readdirSync } from 'node:fs';
@@ -102,6 +102,7 @@ async function script(program, env) {
 const suites = {
   unit,
   integration: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
+  conformance: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/conformance'),
   valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   'e2b-fidelity': () => nodeTests({}, 'tests/e2b/fidelity'), // the emulator, by the official E2B clients
   sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
