@@ -19,8 +19,7 @@ both(e2b, 'output arrives while the code runs, in order, by stream', async ({ Sa
   assert.equal(seen.filter(([kind]) => kind === 'out').map(([, text]) => text).join(''), 'ab\n\nc\n');
   assert.deepEqual(run.logs.stderr, ['é😀\n']);
   assert.equal(run.logs.stdout.join(''), 'ab\n\nc\n');
-  assert.ok(seen[0][2] < 500, 'the first at once');
-  assert.ok(seen.at(-1)[2] > 1000);
+  assert.ok(seen.at(-1)[2] - seen[0][2] > 1000, 'each at its time');
   assert.equal(run.error, undefined);
   assert.equal(run.executionCount, 2);
   assert.deepEqual(run.results, []);
@@ -89,15 +88,16 @@ both(e2b, 'a timeout closes the connection: the kernel is interrupted and keeps 
   await sandbox.runCode('x = "kept"');
   const begun = Date.now();
   await assert.rejects(sandbox.runCode('import time\nwhile True: time.sleep(.01)', { timeoutMs: 700 }), TimeoutError);
-  assert.ok(Date.now() - begun < 1500);
+  assert.ok(Date.now() - begun < 5000);
   assert.equal((await sandbox.runCode('x', { timeoutMs: 5000 })).text, 'kept', 'at once');
   assert.equal((await sandbox.runCode('x')).text, 'kept');
 });
 
 both(e2b, 'code that swallows the interrupt keeps the next run waiting until the context is restarted', async ({ Sandbox, TimeoutError }) => {
   const sandbox = await create(Sandbox);
+  await sandbox.runCode('import time');
   const stubborn = 'import time\nend = time.time() + 30\nwhile time.time() < end:\n  try: time.sleep(1)\n  except KeyboardInterrupt: pass';
-  await assert.rejects(sandbox.runCode(stubborn, { timeoutMs: 500 }), TimeoutError);
+  await assert.rejects(sandbox.runCode(stubborn, { timeoutMs: 1000 }), TimeoutError);
   await assert.rejects(sandbox.runCode('1', { timeoutMs: 1000 }), TimeoutError);
   const [python] = (await sandbox.listCodeContexts()).filter((context) => context.language === 'python');
   await sandbox.restartCodeContext(python.id);
@@ -129,9 +129,10 @@ both(e2b, 'restart while code runs ends its stream with two errors', async ({ Sa
   const sandbox = await create(Sandbox);
   const context = await sandbox.createCodeContext();
   const errors = [];
-  const running = sandbox.runCode('import time\nprint("on")\ntime.sleep(60)',
-    { context, onError: (error) => errors.push(error.name) });
-  await sleep(500);
+  let printed = false;
+  const running = sandbox.runCode('import time\nprint("on", flush=True)\ntime.sleep(60)',
+    { context, onError: (error) => errors.push(error.name), onStdout: () => { printed = true; } });
+  await waitFor(() => printed);
   await sandbox.restartCodeContext(context);
   const run = await running;
   assert.deepEqual(errors, ['WebSocketError', 'UnexpectedEndOfExecution']);
@@ -194,12 +195,12 @@ both(e2b, 'the stream on the wire', async ({ Sandbox }) => {
   assert.deepEqual(Object.keys(JSON.parse(text.split('\n')[2])).sort(), ['extra', 'is_main_result', 'text', 'type']);
 
   // A queued run: headers at once, then silence; leaving the queue harms no one.
-  const running = execute(e2b, made, 'import time\ntime.sleep(1.2)\n"ran"');
+  const running = execute(e2b, made, 'import time\ntime.sleep(3)\n"ran"');
   await waitFor(async () => (await e2b.journal({ op: 'execute' })).length === 2);
   const abort = new AbortController();
   const begun = Date.now();
   const queued = await execute(e2b, made, 'open("never", "w")', { signal: abort.signal });
-  assert.ok(Date.now() - begun < 500, 'headers before its turn');
+  assert.ok(Date.now() - begun < 1500, 'headers before its turn');
   await sleep(300);
   abort.abort();
   assert.equal((await lines(await running)).at(-2).text, 'ran');

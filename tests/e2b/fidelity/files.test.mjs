@@ -57,7 +57,10 @@ both(e2b, 'list with depth, kinds of entries, links', async ({ Sandbox, InvalidA
   const at = async (depth) => (await sandbox.files.list('o', { depth })).map((entry) => [entry.path.slice(13), entry.type]);
   const one = [['a', 'dir'], ['dir', 'dir'], ['link', 'file'], ['out', 'file']];
   assert.deepEqual(await at(1), one, 'without what has no type');
-  assert.deepEqual(await at(3), [['a', 'dir'], ['a/b', 'dir'], ['a/f.csv', 'file'], ...one.slice(1)]);
+  const two = [['a', 'dir'], ['a/b', 'dir'], ['a/f.csv', 'file'], ...one.slice(1)];
+  await sandbox.files.write('o/a/b/deep', '');
+  assert.deepEqual(await at(2), two);
+  assert.deepEqual(await at(3), [...two.slice(0, 2), ['a/b/deep', 'file'], ...two.slice(2)]);
   const info = await sandbox.files.getInfo('o/link');
   assert.deepEqual([info.type, info.symlinkTarget, info.permissions[0]], ['file', '/home/user/o/a/f.csv', 'L']);
   const file = await sandbox.files.getInfo('o/a/f.csv');
