@@ -1,6 +1,6 @@
 # Sandpiper: build, set-up and tests. `make help` lists the targets.
 
-VERSION := 0.1.0
+SANDPIPER := 0.1.0
 CC ?= cc
 PYTHON ?= /usr/bin/python3
 PREFIX ?= /usr/local
@@ -16,7 +16,7 @@ WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat
 OPT ?= -O2 -g
 HARDEN := $(if $(SANITIZE),,-D_FORTIFY_SOURCE=2) -fstack-protector-strong -fPIE
 PKGS := jansson libcurl
-CPPFLAGS_ALL = -D_GNU_SOURCE -Iinclude -I$(BUILD)/gen -DSANDPIPER_VERSION='"$(VERSION)"' \
+CPPFLAGS_ALL = -D_GNU_SOURCE -Iinclude -I$(BUILD)/gen -DSANDPIPER_VERSION='"$(SANDPIPER)"' \
 	$(if $(TEST_BUILD)$(SANITIZE),-DSANDPIPER_TEST_BUILD) $(CPPFLAGS)
 CFLAGS_ALL = -std=c11 $(WARN) $(OPT) $(HARDEN) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all) $(CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now $(if $(SANITIZE),-fsanitize=$(SANITIZE)) $(LDFLAGS)
@@ -110,6 +110,17 @@ test: deps ## Everything: unit and integration tests, and both again under ASan 
 .PHONY: build-unit
 build-unit: $(UNIT_PROGRAMS)
 
+.PHONY: test-conformance
+test-conformance: deps ## A stock BullMQ Worker and ours leave the same behind: scenario x producer
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@tests/run conformance
+
+.PHONY: bullmq
+bullmq: deps ## Another BullMQ: VERSION=6.7.1 shows what changed in its Lua, pins it, builds, runs the conformance tests
+	@$(PYTHON) $(LUA)/upgrade.py "$(VERSION)"
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@tests/run conformance
+
 .PHONY: valgrind
 valgrind: deps ## A run of 100 jobs under valgrind: no error, nothing definitely lost
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
@@ -140,9 +151,9 @@ uninstall: ## Remove what install put there
 .PHONY: dist
 dist: $(BUILD)/gen/scripts.c ## A source archive with the expanded Lua in it, for builds without npm
 	@mkdir -p build/dist
-	git archive --prefix=sandpiper-$(VERSION)/ -o build/dist/sandpiper-$(VERSION).tar HEAD
-	tar --transform 's|.*/scripts.c|sandpiper-$(VERSION)/worker/queue/lua/expanded.c|' -rf build/dist/sandpiper-$(VERSION).tar $(BUILD)/gen/scripts.c
-	gzip -f build/dist/sandpiper-$(VERSION).tar
+	git archive --prefix=sandpiper-$(SANDPIPER)/ -o build/dist/sandpiper-$(SANDPIPER).tar HEAD
+	tar --transform 's|.*/scripts.c|sandpiper-$(SANDPIPER)/worker/queue/lua/expanded.c|' -rf build/dist/sandpiper-$(SANDPIPER).tar $(BUILD)/gen/scripts.c
+	gzip -f build/dist/sandpiper-$(SANDPIPER).tar
 
 .PHONY: clean
 clean: ## Remove what was built (fetched packages stay in build/deps)
