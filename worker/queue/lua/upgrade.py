@@ -28,7 +28,8 @@ def fetch(version):
     path = os.path.join(DEPS, f"bullmq-{version}.tgz")
     if not os.path.exists(path):
         os.makedirs(DEPS, exist_ok=True)
-        subprocess.run(["npm", "pack", "--silent", f"bullmq@{version}"], cwd=DEPS, check=True, stdout=subprocess.DEVNULL)
+        if subprocess.run(["npm", "pack", "--silent", f"bullmq@{version}"], cwd=DEPS, stdout=subprocess.DEVNULL).returncode:
+            sys.exit(f"bullmq {version} cannot be had from npm")
     return path
 
 
