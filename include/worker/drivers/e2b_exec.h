@@ -31,6 +31,8 @@ struct e2b_exec_options {
     const char *context; /* id, or NULL: the default python context */
     long long stall_ms;  /* silence after the first line; four times that before it */
     size_t line_max;     /* bytes */
+    bool
+        wait_end; /* report when the body has ended, so that the next request finds the connection free */
     /* A line of the stream that is an object; borrowed. */
     void (*on_line)(void *data, const json_t *line);
     /* A line had to be left out: one sentence. May be NULL. */

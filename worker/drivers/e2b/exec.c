@@ -18,6 +18,7 @@
 #define BODY_MAX     ((size_t)128 << 20) /* of the request */
 #define REFUSAL_MAX  8192                /* of an error's body that is looked at */
 #define LINGER_S     5.0                 /* for the end of the body after the last line */
+#define WAIT_END_S   0.3
 #define CONNECT_MS   10000
 #define NEVER_MS     (24 * 3600 * 1000)
 #define FIRST_FACTOR 4 /* before the first line it may be queued or wake up, and nothing is said */
@@ -129,7 +130,9 @@ static int on_data(void *data, const char *piece, size_t len)
     }
     exec->in_http = true;
     bool on = e2b_lines_feed(exec->lines, piece, len, on_line, exec);
-    if (exec->complete && !exec->detached) {
+    if (exec->complete && !exec->detached && exec->o.wait_end) {
+        arm(exec, WAIT_END_S);
+    } else if (exec->complete && !exec->detached) {
         arm(exec, LINGER_S);
         report(exec, &(struct e2b_exec_end){.result = EXEC_COMPLETE, .status = 200, .message = ""});
     }
@@ -230,6 +233,7 @@ static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
         return;
     }
     if (exec->complete) { /* the end of the body does not come */
+        report(exec, &(struct e2b_exec_end){.result = EXEC_COMPLETE, .status = 200, .message = ""});
         exec_free(exec);
         return;
     }

@@ -194,6 +194,7 @@ static void send_hooks(struct e2b_prepare *p)
                                             .code_len = strlen(cell),
                                             .stall_ms = HOOKS_LIMIT_MS,
                                             .line_max = 1 << 20,
+                                            .wait_end = true,
                                             .on_line = on_hooks_line,
                                             .on_done = on_hooks_done,
                                             .data = p,

@@ -212,6 +212,7 @@ static void probe(struct e2b_settle *s)
                                                           .context = s->context,
                                                           .stall_ms = (long long)(PROBE_S * 2000),
                                                           .line_max = 1 << 20,
+                                                          .wait_end = true,
                                                           .on_line = on_probe_line,
                                                           .on_done = on_probed,
                                                           .data = s});

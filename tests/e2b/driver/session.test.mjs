@@ -1,0 +1,351 @@
+// The session resolver: which sandbox a thread gets. The emulator's journal is the proof.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { api, deployment, e2b, makeBox, ok, ops, overlap, rig, waitFor } from './lib.mjs';
+
+const env = { E2B_DEPLOYMENT_ID: deployment };
+const fresh = { reused: false, resumed: false, stateLost: null };
+const reused = { reused: true, resumed: false, stateLost: null };
+/** The worker forgets which sandbox the thread has, as after a loss of Redis' data. */
+const forgetRecord = (r) => r.redis.hdel(`${r.P}thread::main`, 'sandbox', 'creation', 'actor');
+
+test('create when absent', async (t) => {
+  const r = await rig(t, { env });
+  const result = ok(await r.py('print("hi")\n42'));
+  assert.equal(result.stdout, 'hi\n');
+  assert.deepEqual(result.sandbox, fresh);
+  assert.equal(result.results[0].data['text/plain'], '42');
+  const journal = await e2b.journal();
+  assert.deepEqual(ops(journal), ['list', 'create', 'execute', 'execute']);
+  const { body } = journal[1];
+  assert.equal(body.metadata.twentySessionId, ':main');
+  assert.equal(body.metadata.sandpiperDeployment, deployment);
+  assert.ok(body.autoPause && body.autoResume.enabled && body.secure && body.timeout >= 300);
+  assert.equal(body.network.allowPublicTraffic, false);
+  const record = await r.record();
+  assert.equal(record.sandbox, journal[2].sandbox);
+  assert.equal(record.creation, body.metadata.sandpiperCreation);
+});
+
+test('a warm run without files costs exactly one request', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  await r.quiet();
+  for (let i = 0; i < 3; i++) {
+    await e2b.forget();
+    const result = ok(await r.py('print(x)'));
+    assert.equal(result.stdout, '1\n');
+    assert.deepEqual(result.sandbox, reused);
+    assert.deepEqual(await e2b.ops(), ['execute']);
+  }
+});
+
+test('reuse and extend', async (t) => {
+  const r = await rig(t, { env: { ...env, CODE_INTERPRETER_IDLE_TIMEOUT_MS: '60000', CODE_INTERPRETER_TIMEOUT_MS: '40000' } });
+  ok(await r.py('x = 1'));
+  const id = (await r.record()).sandbox;
+  await r.quiet();
+  await r.worker.done();
+  r.workers.length = 0;
+  await e2b.patch(id, { ttl: 20 });
+  r.startWorker(); // it does not hold the handle, and connecting extends
+  const result = ok(await r.py('print(x)'));
+  assert.deepEqual([result.stdout, result.sandbox], ['1\n', reused]);
+  assert.equal((await r.live()).length, 1);
+  const connect = (await e2b.journal({ op: 'connect' }))[0];
+  assert.ok(connect.body.timeout >= 70, `connect with ${connect.body.timeout}`);
+});
+
+test('a warm sandbox whose end is near is extended beside the run', async (t) => {
+  const r = await rig(t, { env: { ...env, CODE_INTERPRETER_IDLE_TIMEOUT_MS: '3000', CODE_INTERPRETER_TIMEOUT_MS: '60000' } });
+  ok(await r.py('x = 1'));
+  await r.quiet();
+  await waitFor(async () => (await e2b.journal({ op: 'timeout' })).length === 1, { what: 'the idle window begins' });
+  assert.equal((await e2b.journal({ op: 'timeout' }))[0].body.timeout, 3);
+  await r.quiet();
+  await e2b.forget();
+  const result = ok(await r.py('import time; time.sleep(4); print(x)')); // longer than what was left
+  assert.equal(result.stdout, '1\n');
+  const [execute, timeout] = await e2b.journal();
+  assert.deepEqual(ops([execute, timeout]), ['execute', 'timeout']);
+  assert.ok(timeout.body.timeout >= 60 && overlap(execute, timeout));
+});
+
+test('long runs are extended in time', async (t) => {
+  const r = await rig(t, { env: { ...env, CODE_INTERPRETER_IDLE_TIMEOUT_MS: '2000', CODE_INTERPRETER_TIMEOUT_MS: '60000' } });
+  const job = await r.add('import time; time.sleep(6); print("whole")', { threadId: 'main' });
+  const [run] = await waitFor(async () => {
+    const runs = (await e2b.journal({ op: 'execute' })).filter((e) => /whole/.test(e.code.head));
+    return runs.length && runs;
+  }, { what: 'the run' });
+  await e2b.patch(run.sandbox, { ttl: 3 }); // the platform shortens it; only TTL calls save it
+  await e2b.set({ max_ttl_s: 86400 });
+  await api('POST', `/sandboxes/${run.sandbox}/timeout`, { timeout: 30 });
+  assert.equal(ok(await r.result(job, 30_000)).stdout, 'whole\n');
+});
+
+test('duplicates are reaped, in parallel, after the pick, never the one in use', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = "kept"'));
+  await r.quiet();
+  const id = (await r.record()).sandbox;
+  const others = [await makeBox(), await makeBox(), await makeBox()];
+  await forgetRecord(r);
+  await e2b.set({ rtt_ms: 50 });
+  await e2b.forget();
+  ok(await r.py('1'));
+  await r.quiet();
+  const journal = await e2b.journal();
+  const kills = journal.filter((e) => e.op === 'kill');
+  const connects = journal.filter((e) => e.op === 'connect');
+  assert.equal(connects.length, 1);
+  assert.equal(kills.length, 3);
+  assert.ok(kills.every((k) => k.t >= connects[0].t + connects[0].ms / 1000), 'after the pick');
+  assert.ok(kills.every((k) => overlap(k, kills[0])), 'in parallel');
+  const live = await r.live();
+  assert.deepEqual(live.map((s) => s.id), [connects[0].sandbox]);
+  assert.ok([id, ...others.map((o) => o.sandboxID)].includes(live[0].id));
+});
+
+test('connect failure: the next one, then a new one', async (t) => {
+  const r = await rig(t, { env });
+  const [a, b] = [await makeBox(), await makeBox()];
+  await e2b.fault({ match: { op: 'connect' }, status: 404, body: { code: 404, message: 'gone' }, times: 1 });
+  ok(await r.py('1'));
+  const used = (await r.record()).sandbox;
+  assert.ok([a.sandboxID, b.sandboxID].includes(used));
+  assert.deepEqual(await e2b.journal({ op: 'create' }).then((e) => e.length), 2, 'only ours');
+  await r.quiet();
+  await forgetRecord(r);
+  await e2b.fault({ match: { op: 'connect' }, status: 410, body: { code: 410, message: 'gone' }, times: 0 });
+  await e2b.forget();
+  ok(await r.py('2'));
+  assert.equal((await e2b.journal({ op: 'create' })).length, 1);
+});
+
+test('the first connectable is kept when an earlier one is dead', async (t) => {
+  const r = await rig(t, { env });
+  const dead = await makeBox();
+  const alive = await makeBox();
+  await e2b.set({ list_lag_ms: 60_000 }); // the list goes on showing what is gone
+  await e2b.act(dead.sandboxID, 'kill');
+  await e2b.set({ list_lag_ms: 0 });
+  ok(await r.py('1'));
+  assert.equal((await r.record()).sandbox, alive.sandboxID);
+});
+
+test('foreign metadata is ignored: neither connected nor killed', async (t) => {
+  const r = await rig(t, { env, settings: { loose_filter: true } });
+  const foreign = [
+    await makeBox({ twentySessionId: ':main2' }), await makeBox({ twentySessionId: ':mai' }),
+    await makeBox({ twentySessionId: ':MAIN' }), await makeBox({ sandpiperDeployment: 'other' }),
+    await api('POST', '/sandboxes', { templateID: 'code-interpreter-v1', timeout: 300, secure: true, metadata: { twentySessionId: ':main' } }),
+    await api('POST', '/sandboxes', { templateID: 'code-interpreter-v1', timeout: 300, secure: true }),
+  ];
+  await e2b.forget();
+  assert.deepEqual(ok(await r.py('1')).sandbox, fresh);
+  const touched = (await e2b.journal()).filter((e) => foreign.some((f) => f.sandboxID === e.sandbox));
+  assert.deepEqual(ops(touched), []);
+  assert.equal((await r.live()).length, 7);
+});
+
+test('the incumbent\'s sandboxes are adopted where the setting says so', async (t) => {
+  const r = await rig(t, { env: { ...env, E2B_ADOPT_FOREIGN: 'true' } });
+  const theirs = await api('POST', '/sandboxes', {
+    templateID: 'code-interpreter-v1', timeout: 300, secure: true, autoPause: true, metadata: { twentySessionId: ':main' },
+  });
+  assert.deepEqual(ok(await r.py('1')).sandbox, reused);
+  assert.equal((await r.record()).sandbox, theirs.sandboxID);
+});
+
+test('a sandbox that refuses its TTL is killed and replaced', async (t) => {
+  const r = await rig(t, { env });
+  const box = await makeBox();
+  await e2b.fault({ match: { op: 'connect', sandbox: box.sandboxID }, status: 400, body: { code: 400, message: 'Timeout cannot be greater' }, times: 0 });
+  await e2b.forget();
+  ok(await r.py('1'));
+  await r.quiet();
+  const journal = await e2b.journal();
+  assert.deepEqual(journal.filter((e) => e.op === 'kill').map((e) => e.sandbox), [box.sandboxID]);
+  assert.equal((await r.live()).length, 1);
+  assert.notEqual((await r.record()).sandbox, box.sandboxID);
+});
+
+for (const [name, faults] of Object.entries({
+  '503 once': [{ match: { op: 'connect' }, status: 503, times: 1 }],
+  '429 with Retry-After': [{ match: { op: 'connect' }, status: 429, headers: { 'Retry-After': '1' }, body: { code: 429, message: 'Rate limit exceeded' }, times: 2 }],
+  'text 504': [{ match: { op: 'connect' }, status: 504, body: 'upstream request timeout', times: 1 }],
+  'no answer once': [{ match: { op: 'connect' }, hang: true, times: 1 }],
+  'reset once': [{ match: { op: ['connect', 'get'] }, reset: true, times: 2 }],
+  'HTML 502 of the tag check': [{ match: { op: 'get' }, status: 502, body: '<html>bad gateway</html>', times: 2 }],
+})) {
+  test(`transient errors are retried and never cost state: ${name}`, async (t) => {
+    const r = await rig(t, { env: { ...env, E2B_REQUEST_TIMEOUT_MS: '1500' } });
+    ok(await r.py('x = 7'));
+    await r.quiet();
+    await r.worker.done();
+    r.workers.length = 0;
+    r.startWorker();
+    await e2b.fault(faults);
+    const result = ok(await r.py('print(x)'));
+    assert.deepEqual([result.stdout, result.sandbox], ['7\n', reused]);
+    assert.equal((await e2b.journal({ op: 'create' })).length, 1);
+    assert.equal((await e2b.journal({ op: 'kill' })).length, 0);
+  });
+}
+
+test('a trouble that stays fails the job by its attempts and costs no state', async (t) => {
+  const r = await rig(t, { env: { ...env, E2B_REQUEST_TIMEOUT_MS: '300' } });
+  ok(await r.py('x = 7'));
+  await r.quiet();
+  await r.worker.done();
+  r.workers.length = 0;
+  r.startWorker();
+  await e2b.fault({ match: { op: 'connect' }, status: 500, times: 0 });
+  const reason = await r.failure(await r.add('print(x)', { threadId: 'main' }), 40_000);
+  assert.match(reason, /could not be reached/);
+  await e2b.clearFaults();
+  assert.equal(ok(await r.py('print(x)')).stdout, '7\n');
+  assert.equal((await e2b.journal({ op: 'create' })).length, 1);
+});
+
+for (const [name, fault] of Object.entries({
+  'the connection is reset': { lose: true },
+  'no answer comes': { lose: 'hang' },
+})) {
+  test(`a lost create answer is found by its creation key, not created twice: ${name}`, async (t) => {
+    const r = await rig(t, { env: { ...env, E2B_REQUEST_TIMEOUT_MS: '1500' }, settings: { list_lag_ms: 2000 } });
+    await e2b.fault({ match: { op: 'create' }, times: 1, ...fault });
+    const job = await r.add('print("once")', { threadId: 'main' });
+    assert.equal(ok(await r.result(job, 40_000)).stdout, 'once\n');
+    await r.quiet();
+    assert.equal((await e2b.journal({ op: 'create' })).length, 1);
+    assert.equal((await r.live()).length, 1);
+  });
+}
+
+test('who comes after a worker that died in its create finds the sandbox', async (t) => {
+  const locks = { LOCK_DURATION_MS: '2000', LOCK_RENEW_MS: '600', STALLED_INTERVAL_MS: '800' };
+  const r = await rig(t, { env: { ...env, ...locks }, settings: { list_lag_ms: 1500 } });
+  await e2b.fault({ match: { op: 'create' }, times: 1, after_delay_ms: 3000 });
+  const job = await r.add('print("late")', { threadId: 'main' }, { attempts: 3 });
+  await waitFor(async () => (await r.live()).length === 1, { what: 'the sandbox is made' });
+  await r.worker.kill9();
+  r.workers.length = 0;
+  r.startWorker();
+  assert.equal(ok(await r.result(job, 60_000)).stdout, 'late\n');
+  assert.equal((await r.live()).length, 1);
+});
+
+test('the actor\'s change discards', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1', { actorKey: 'a' }));
+  const before = (await r.record()).sandbox;
+  await r.quiet();
+  const result = ok(await r.py('print(globals().get("x"))', { actorKey: 'b' }));
+  assert.deepEqual([result.stdout, result.sandbox.stateLost, result.sandbox.reused], ['None\n', 'actor_changed', false]);
+  await r.quiet();
+  assert.ok(!(await r.live()).some((s) => s.id === before));
+  const again = ok(await r.py('1', { actorKey: 'b' }));
+  assert.deepEqual(again.sandbox, reused);
+  const none = ok(await r.py('1'));
+  assert.equal(none.sandbox.stateLost, 'actor_changed');
+});
+
+test('a replica that lacks the handle: connect and tag check side by side, then prepare and run', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  await r.quiet();
+  await r.worker.done();
+  r.workers.length = 0;
+  r.startWorker();
+  await e2b.set({ rtt_ms: 80 });
+  await e2b.forget();
+  assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
+  const journal = await e2b.journal();
+  assert.deepEqual(ops(journal).sort(), ['connect', 'execute', 'execute', 'get']);
+  const of = (op) => journal.filter((e) => e.op === op);
+  assert.ok(overlap(of('connect')[0], of('get')[0]));
+  assert.ok(of('execute')[0].t > of('connect')[0].t);
+});
+
+test('a record that names another thread\'s sandbox is not believed', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('secret = 1', { threadId: 'other' }));
+  const theirs = (await r.record(':other')).sandbox;
+  await r.redis.hset(`${r.P}thread::main`, 'sandbox', theirs);
+  assert.equal(ok(await r.py('print(globals().get("secret"))')).stdout, 'None\n');
+  assert.equal(ok(await r.py('print(secret)', { threadId: 'other' })).stdout, '1\n');
+});
+
+test('a lagging list never makes a second sandbox', async (t) => {
+  const r = await rig(t, { env, settings: { list_lag_ms: 30_000 }, replicas: 2 });
+  for (let i = 0; i < 6; i++) ok(await r.py(`n = globals().get("n", 0) + 1`));
+  assert.equal(ok(await r.py('print(n)')).stdout, '6\n');
+  assert.equal((await e2b.journal({ op: 'create' })).length, 1);
+});
+
+test('paused and gone sandboxes: resumed with state, or replaced once and told', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 5'));
+  await r.quiet();
+  const id = (await r.record()).sandbox;
+  await e2b.act(id, 'pause'); // behind our back: the run wakes it by itself
+  await e2b.forget();
+  assert.equal(ok(await r.py('print(x)')).stdout, '5\n');
+  assert.deepEqual(await e2b.ops().then((o) => o.filter((op) => op === 'execute')), ['execute']);
+  await e2b.patch(id, { autoResume: false });
+  await e2b.act(id, 'pause'); // now it has to be connected
+  assert.equal(ok(await r.py('print(x)')).stdout, '5\n');
+  await r.quiet();
+  await e2b.act(id, 'kill');
+  const result = ok(await r.py('print(globals().get("x"))'));
+  assert.deepEqual([result.stdout, result.sandbox.stateLost], ['None\n', 'sandbox_gone']);
+  assert.equal((await r.live()).length, 1);
+});
+
+test('tokens that change on resume are taken over', async (t) => {
+  const r = await rig(t, { env, settings: { rotate_tokens: true } });
+  ok(await r.py('x = 5'));
+  await r.quiet();
+  await api('POST', `/sandboxes/${(await r.record()).sandbox}/connect`, { timeout: 300 });
+  assert.equal(ok(await r.py('print(x)')).stdout, '5\n');
+  assert.equal((await r.live()).length, 1);
+});
+
+test('release kills the thread\'s sandboxes and forgets them', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  await makeBox();
+  const other = await makeBox({ twentySessionId: ':else' });
+  const job = await r.queue.add('release', { v: 1, threadId: 'main' });
+  await job.waitUntilFinished(r.events, 20_000);
+  assert.deepEqual((await r.live()).map((s) => s.id), [other.sandboxID]);
+  assert.equal((await r.record()).sandbox, undefined);
+  assert.deepEqual(ok(await r.py('1')).sandbox, fresh);
+});
+
+test('without a thread: a fresh sandbox each, killed on every path', async (t) => {
+  const r = await rig(t, { env });
+  await Promise.all(['x = 1', '1/0', 'while True: pass', 'import os; os._exit(3)'].map((code) =>
+    r.once(code, { timeoutMs: 1500 })));
+  await r.quiet();
+  assert.deepEqual(await r.live(), []);
+  const creates = await e2b.journal({ op: 'create' });
+  assert.equal(creates.length, 4);
+  assert.ok(creates.every((c) => !c.body.autoPause && !c.body.metadata.twentySessionId));
+  // Cancelled while it is made, drained, and cut off before the code.
+  await e2b.set({ create_ms: 800 });
+  const cancelled = await r.add('1', {});
+  await waitFor(async () => (await e2b.journal({ op: 'create' })).length === 5, { what: 'create' });
+  await r.redis.xadd(`${r.P}stream:control`, '*', 'cancel', cancelled.id);
+  await r.failure(cancelled);
+  await waitFor(async () => (await e2b.journal({ op: 'kill' })).length === 5, { what: 'it is killed' });
+  await e2b.set({ create_ms: 0 });
+  const running = await r.add('import time; time.sleep(60)', {});
+  await waitFor(async () => (await e2b.journal({ op: 'execute' })).some((e) => /sleep/.test(e.code.head) && e.begun), { what: 'it runs' });
+  await r.worker.done();
+  r.workers.length = 0;
+  assert.equal((await r.result(running)).reason, 'drained');
+  assert.deepEqual(await r.live(), []);
+});
