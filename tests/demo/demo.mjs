@@ -71,7 +71,7 @@ import matplotlib.pyplot as plt
 table = pd.read_csv("sales.csv")
 table.plot.bar(x="month", y="sales", color="#2a7f9e", title="Sales by month", legend=False)
 plt.tight_layout()
-plt.savefig("/home/user/output/chart.png")
+plt.savefig("output/chart.png")
 plt.close()
 print(table.describe().loc[["mean", "max"]])`, { files: [{ filename: 'sales.csv', content: Buffer.from(csv).toString('base64') }] }));
 show(chart.stdout || chart.error);

@@ -1,5 +1,5 @@
 // What the demo runs on: a private Redis and one worker with default settings, both gone when the demo ends.
-import { execFile, spawn } from 'node:child_process';
+import { execFile, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, openSync, readFileSync, rmSync } from 'node:fs';
 import { createServer } from 'node:net';
@@ -15,6 +15,9 @@ process.on('exit', () => {
   rmSync(dir, { recursive: true, force: true });
 });
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => fail(`stopped by ${signal}`));
+
+process.on('unhandledRejection', (error) => fail(error?.message ?? error));
+process.on('uncaughtException', (error) => fail(error?.message ?? error));
 
 export function fail(message) {
   console.error(`\ndemo: FAILED: ${message}`);
@@ -59,9 +62,14 @@ export async function startRedis() {
   return { port, cli };
 }
 
-/** The worker, in development and otherwise with its defaults. */
+/** The worker, in development and otherwise with its defaults (but for a machine that has no bubblewrap). */
 export async function startWorker(port) {
-  const env = { PATH: process.env.PATH, HOME: process.env.HOME, NODE_ENV: 'development', REDIS_URL: `redis://127.0.0.1:${port}` };
+  const boxed = spawnSync('bwrap', ['--unshare-all', '--ro-bind', '/', '/', 'true']).status === 0;
+  if (!boxed) console.log('bubblewrap cannot run on this machine: CODE_INTERPRETER_LOCAL_ISOLATION=none');
+  const env = {
+    ...(boxed ? {} : { CODE_INTERPRETER_LOCAL_ISOLATION: 'none' }),
+    PATH: process.env.PATH, HOME: process.env.HOME, NODE_ENV: 'development', REDIS_URL: `redis://127.0.0.1:${port}`,
+  };
   const worker = launch('worker', 'build/release/sandpiper', [], env);
   await until('the worker connecting', () => /"msg":"redis \(commands\)[^"]*connected/.test(worker.log()));
   return worker;
