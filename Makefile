@@ -54,9 +54,13 @@ $(BUILD)/obj/gen/%.o: $(BUILD)/gen/%.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
 
-$(BUILD)/gen/embedded.c: worker/embed.py worker/drivers/local/host.py worker/drivers/kernel/prepare.py
+LOCAL_HOST := worker/drivers/local/host
+PREPARE := worker/drivers/kernel/prepare.py
+
+# The folder is there for the file that is removed.
+$(BUILD)/gen/embedded.c: worker/embed.py $(LOCAL_HOST) $(wildcard $(LOCAL_HOST)/*.py) $(PREPARE)
 	@mkdir -p $(@D)
-	$(Q)$(PYTHON) worker/embed.py $@ local_host_py=worker/drivers/local/host.py prepare_py=worker/drivers/kernel/prepare.py
+	$(Q)$(PYTHON) worker/embed.py $@ local_host_pyz=$(LOCAL_HOST) prepare_py=$(PREPARE)
 
 # BullMQ's Lua is fetched once, by its pinned version; its hash is checked each time it is expanded.
 LUA := worker/queue/lua
@@ -125,6 +129,11 @@ bullmq: deps ## Another BullMQ: VERSION=6.7.1 shows what changed in its Lua, pin
 valgrind: deps ## A run of 100 jobs under valgrind: no error, nothing definitely lost
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@tests/valgrind
+
+.PHONY: smoke-e2b
+smoke-e2b: deps ## The life of an E2B sandbox step by step: on E2B with E2B_API_KEY, else on the emulator
+	@$(MAKE) --no-print-directory -s all
+	@node tests/e2b/smoke.mjs
 
 .PHONY: lint
 lint: ## clang-format, cppcheck, warnings of gcc and clang, settings against README
