@@ -4,8 +4,10 @@
 
 #include <stddef.h>
 
-extern const char embedded_local_host_py[]; /* worker/drivers/local/host.py, NUL-terminated */
-extern const size_t embedded_local_host_py_len;
+/* worker/drivers/local/host as an archive that Python runs: binary, of embedded_local_host_pyz_len
+ * bytes (the NUL behind it does not count). */
+extern const char embedded_local_host_pyz[];
+extern const size_t embedded_local_host_pyz_len;
 extern const char embedded_prepare_py[]; /* worker/drivers/kernel/prepare.py, NUL-terminated */
 extern const size_t embedded_prepare_py_len;
 

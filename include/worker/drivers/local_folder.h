@@ -21,4 +21,7 @@ void local_folder_fini(struct local_folder *folder); /* closes; removes the fold
 /* Makes <base>/<name>/home and tmp. A descriptor of home, or -1 (errno). */
 int local_folder_add(struct local_folder *folder, const char *name);
 
+/* Makes the file <base>/<name> anew, for this user alone. 0, or -1 (errno). */
+int local_folder_write(struct local_folder *folder, const char *name, const char *data, size_t len);
+
 #endif

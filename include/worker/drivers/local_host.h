@@ -7,11 +7,12 @@
 #include <sys/types.h>
 
 struct ev_loop;
+struct local_folder;
 struct local_host;
 
 /* All run from the loop, never inside a call of this module; none may free the host. */
 struct local_host_events {
-    /* A message of the host (protocol: worker/drivers/local/host.py); borrowed. */
+    /* A message of the host (protocol: worker/drivers/local/host/wire.py); borrowed. */
     void (*on_event)(void *data, const json_t *event);
     /* true: it takes commands now. false: it is gone with all its kernels, and will be started
      * again; with the reason and how many starts in a row have failed (0 when it had been up). */
@@ -19,8 +20,10 @@ struct local_host_events {
     void *data;
 };
 
-/* Starts the process at once. config: its first message (stolen), sent again at each restart. */
-struct local_host *local_host_new(struct ev_loop *loop, const char *python, json_t *config,
+/* Starts the process at once; its program is put into the folder (borrowed until done of
+ * local_host_free). config: its first message (stolen), sent again at each restart. */
+struct local_host *local_host_new(struct ev_loop *loop, const char *python,
+                                  struct local_folder *folder, json_t *config,
                                   const struct local_host_events *events);
 
 /* Queues a message (stolen). 0, or -1 when the host is down or has stopped reading. */

@@ -179,6 +179,28 @@ void local_folder_fini(struct local_folder *folder)
     *folder = (struct local_folder){.fd = -1, .lock_fd = -1};
 }
 
+int local_folder_write(struct local_folder *folder, const char *name, const char *data, size_t len)
+{
+    /* Never through what is there: without isolation, code of sessions could have put a link. */
+    unlinkat(folder->fd, name, 0);
+    int fd = openat(folder->fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -1;
+    while (len > 0) {
+        ssize_t n = write(fd, data, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        data += n;
+        len -= (size_t)n;
+    }
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return len == 0 ? 0 : -1;
+}
+
 int local_folder_add(struct local_folder *folder, const char *name)
 {
     if (mkdirat(folder->fd, name, 0700) != 0)

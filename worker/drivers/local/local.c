@@ -369,6 +369,6 @@ struct driver *driver_local_new(const struct driver_host *host, const struct set
     struct local_host_events events = {on_event, on_state, local};
     local->process =
         local_host_new(host->loop, settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_PYTHON),
-                       host_config(local, settings), &events);
+                       &local->folder, host_config(local, settings), &events);
     return &local->base;
 }

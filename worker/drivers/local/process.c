@@ -5,6 +5,7 @@
 #include "common/jsonx.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "worker/drivers/local_folder.h"
 #include "worker/embedded.h"
 
 #include <errno.h>
@@ -27,6 +28,8 @@
 #define CLOSE_SECONDS  8.0
 #define REAP_SECONDS   0.01
 
+static const char PROGRAM[] = "host.pyz"; /* its file in the folder */
+
 enum host_state {
     HOST_DOWN,     /* no process; the timer starts one */
     HOST_STARTING, /* spawned, no hello yet; the timer kills it */
@@ -39,6 +42,7 @@ struct local_host {
     struct ev_loop *loop;
     struct local_host_events events;
     char *python;
+    struct local_folder *folder;
     json_t *config;
     enum host_state state;
     pid_t pid;
@@ -90,6 +94,7 @@ static void host_finish_free(struct local_host *h)
     buf_fini(&h->incoming);
     buf_fini(&h->errors);
     json_decref(h->config);
+    unlinkat(h->folder->fd, PROGRAM, 0); /* of a process that did not clean up itself */
     free(h->python);
     void (*done)(void *data) = h->done;
     void *data = h->done_data;
@@ -287,10 +292,9 @@ static int make_pipe(int pair[2], int our_end)
 }
 
 /* Its environment is clean: kernels without isolation could read it. */
-static int spawn(struct local_host *h, int in, int out, int err)
+static int spawn(struct local_host *h, char *program, int in, int out, int err)
 {
-    char *argv[] = {
-        h->python, (char *)"-E", (char *)"-s", (char *)"-c", (char *)embedded_local_host_py, NULL};
+    char *argv[] = {h->python, (char *)"-E", (char *)"-s", program, NULL};
     char *envp[] = {(char *)"PATH=/usr/local/bin:/usr/bin:/bin", (char *)"LANG=C.UTF-8",
                     (char *)"HOME=/", NULL};
     posix_spawn_file_actions_t actions;
@@ -320,6 +324,18 @@ static int spawn(struct local_host *h, int in, int out, int err)
     return result;
 }
 
+/* Written anew before each start: without isolation, code of sessions could have changed it. */
+static int start_program(struct local_host *h, int in, int out, int err)
+{
+    if (local_folder_write(h->folder, PROGRAM, embedded_local_host_pyz,
+                           embedded_local_host_pyz_len) != 0)
+        return errno;
+    char *program = mem_printf("%s/%s", h->folder->base, PROGRAM);
+    int error = spawn(h, program, in, out, err);
+    free(program);
+    return error;
+}
+
 static void close_pair(int pair[2])
 {
     for (int i = 0; i < 2; i++)
@@ -346,7 +362,7 @@ static void host_start(struct local_host *h)
     if (make_pipe(in, 1) != 0 || make_pipe(out, 0) != 0 || make_pipe(err, 0) != 0)
         error = errno;
     else
-        error = spawn(h, in[0], out[1], err[1]);
+        error = start_program(h, in[0], out[1], err[1]);
     if (error != 0) {
         close_pair(in);
         close_pair(out);
@@ -389,7 +405,8 @@ static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
 
 /* --- the interface ------------------------------------------------------------------ */
 
-struct local_host *local_host_new(struct ev_loop *loop, const char *python, json_t *config,
+struct local_host *local_host_new(struct ev_loop *loop, const char *python,
+                                  struct local_folder *folder, json_t *config,
                                   const struct local_host_events *events)
 {
     struct local_host *h = mem_alloc(sizeof(*h));
@@ -397,6 +414,7 @@ struct local_host *local_host_new(struct ev_loop *loop, const char *python, json
     h->loop = loop;
     h->events = *events;
     h->python = mem_strdup(python);
+    h->folder = folder;
     h->config = config;
     h->backoff = BACKOFF_MIN;
     buf_init(&h->outgoing, OUT_MAX);
