@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 enum exit_code { EXIT_FINE = 0, EXIT_USAGE = 2, EXIT_SETTINGS = 3 }; /* README "Exit codes" */
@@ -105,6 +106,10 @@ int main(int argc, char **argv)
 {
     const char *option = argc > 1 ? argv[1] : "";
     char err[400];
+    /* Our environment and memory hold secrets. LOCAL's kernels without isolation run as the same
+     * user; so no other process of this user may look at /proc/<pid>/environ or mem, or attach.
+     * Programs that we start are not affected; the price is that a crash leaves no core file. */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (strcmp(option, "--help") == 0 || strcmp(option, "-h") == 0) {
         print_help();
         return EXIT_FINE;
