@@ -210,12 +210,44 @@ static void test_others(void **state)
     jobopts_fini(&o);
 }
 
+static void test_keep_setting(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool given, has_count;
+        double count;
+    } rows[] = {{"", false, true, -1},
+                {"true", true, true, 0},
+                {"false", true, true, -1},
+                {"100", true, true, 100},
+                {"0", true, true, 0},
+                {"{\"age\":5}", true, false, 0},
+                {"{\"count\":3,\"limit\":2}", true, true, 3}};
+    struct jobopts_keep keep;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(jobopts_keep_parse(rows[i].text, &keep), 0);
+        assert_true(keep.given == rows[i].given && keep.has_count == rows[i].has_count);
+        assert_true(!keep.has_count || keep.count == rows[i].count);
+    }
+    static const char *const wrong[] = {"yes", "\"5\"", "[1]", "null", "{", "5 6"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_int_equal(jobopts_keep_parse(wrong[i], &keep), -1);
+    struct jobopts o = parse("{\"removeOnComplete\":false,\"kl\":4}");
+    assert_true(o.on_complete.given && !o.on_fail.given && o.keep_logs == 4);
+    jobopts_fini(&o);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_given), cmocka_unit_test(test_attempts),
-        cmocka_unit_test(test_backoff_forms), cmocka_unit_test(test_exponential_doubles),
-        cmocka_unit_test(test_jitter),        cmocka_unit_test(test_keep),
+        cmocka_unit_test(test_keep_setting),
+        cmocka_unit_test(test_nothing_given),
+        cmocka_unit_test(test_attempts),
+        cmocka_unit_test(test_backoff_forms),
+        cmocka_unit_test(test_exponential_doubles),
+        cmocka_unit_test(test_jitter),
+        cmocka_unit_test(test_keep),
         cmocka_unit_test(test_others),
     };
     return cmocka_run_group_tests_name("jobopts", tests, NULL, NULL);
