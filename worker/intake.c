@@ -4,7 +4,6 @@
 
 #include "common/log.h"
 #include "common/mem.h"
-#include "common/reaper.h"
 #include "common/text.h"
 #include "worker/intake_check.h"
 #include "worker/queue/scripts.h"
@@ -239,26 +238,17 @@ struct intake *intake_new(struct queue *q, const struct redis_url *url)
     return in;
 }
 
-static void free_redis(void *redis)
-{
-    redis_free(redis);
-}
-
 void intake_stop(struct intake *in)
 {
-    in->stopped = true;
+    in->stopped = true; /* a read under way is the last one; what it brings is still admitted */
     ev_timer_stop(queue_options(in->q)->loop, &in->pause);
     ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
-    if (in->redis != NULL)
-        reaper_defer(free_redis, in->redis); /* the read under way may be our caller */
-    in->redis = NULL;
 }
 
 void intake_free(struct intake *in)
 {
     in->stopped = true;
-    if (in->redis != NULL)
-        redis_free(in->redis);
+    redis_free(in->redis);
     ev_timer_stop(queue_options(in->q)->loop, &in->pause);
     ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
     free(in);
