@@ -105,6 +105,7 @@ const suites = {
   conformance: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/conformance'),
   valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   'e2b-fidelity': () => nodeTests({}, 'tests/e2b/fidelity'), // the emulator, by the official E2B clients
+  'e2b-driver': () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/e2b/driver'),
   sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
 };
 

@@ -23,8 +23,8 @@ struct e2b_sweep;
 #define E2B_HOME   "/home/user"
 #define E2B_OUTPUT "/home/user/output"
 
-/* A sandbox this process can talk to: id, tokens, and what it knows of it. Counted: the cache (by thread), each
- * run and each piece of background work hold it. */
+/* A sandbox this process can talk to: id, tokens, and what it knows of it. Counted: the cache (by
+ * thread), each run and each piece of background work hold it. */
 struct e2b_box {
     struct e2b *e2b;
     struct e2b_box *next; /* in e2b->boxes, while cached */
@@ -41,6 +41,7 @@ struct e2b_box {
     bool unsettled;    /* an earlier run may still be going in it */
     bool restarted;    /* its python kernel has started anew: not in the home folder */
     bool ttl_under_way;
+    long long cells;  /* execution count of the python kernel, as last seen */
     json_t *contexts; /* language -> context id */
 };
 
@@ -76,7 +77,8 @@ void e2b_work_end(struct e2b *e2b); /* may let a dispose go on, from the loop */
 
 /* --- handles (box.c) --- */
 
-/* A new handle from the answer of create or connect; NULL when it is not usable. One reference, the caller's. */
+/* A new handle from the answer of create or connect; NULL when it is not usable. One reference, the
+ * caller's. */
 struct e2b_box *e2b_box_new(struct e2b *e2b, const char *thread, const char *actor,
                             const json_t *answer);
 /* Takes id, tokens and domain from the answer of a connect. */
@@ -89,6 +91,8 @@ void e2b_box_forget(struct e2b_box *box); /* out of the cache */
 void e2b_box_lives_until(struct e2b_box *box, long long ttl_s); /* from now */
 /* Is this a text that may be put into a path or a host name? */
 bool e2b_is_plain(const char *text);
+/* The text without known secrets and without the sandbox's tokens; heap, caller frees. */
+char *e2b_box_redact(const struct e2b_box *box, const char *text);
 
 /* NULL-terminated "Name: value" lines for the data plane. */
 struct e2b_headers {

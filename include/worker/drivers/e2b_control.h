@@ -5,13 +5,13 @@
 #include "worker/drivers/e2b.h"
 
 enum e2b_verdict {
-    E2B_OK,       /* 2xx */
-    E2B_GONE,     /* 404 or 410: there is no such sandbox */
-    E2B_CONFLICT, /* 409, still so after retries */
-    E2B_REFUSED,  /* another definitive 4xx */
-    E2B_DENIED,   /* 401, 402, 403: the key, not the sandbox */
-    E2B_FULL,     /* 429 for the number of sandboxes */
-    E2B_TRANSIENT, /* no definitive answer within the bounds; for a call made once: outcome unknown */
+    E2B_OK,        /* 2xx */
+    E2B_GONE,      /* 404 or 410: there is no such sandbox */
+    E2B_CONFLICT,  /* 409, still so after retries */
+    E2B_REFUSED,   /* another definitive 4xx */
+    E2B_DENIED,    /* 401, 402, 403: the key, not the sandbox */
+    E2B_FULL,      /* 429 for the number of sandboxes */
+    E2B_TRANSIENT, /* no definitive answer within the bounds; of a call made once: unknown */
 };
 
 struct e2b_answer { /* borrowed for the call */
@@ -42,8 +42,9 @@ long long e2b_backoff_ms(int tries, long long retry_after_ms);
 /* Is this 429 one for the number of sandboxes, and not for the rate of requests? */
 bool e2b_is_full(int status, long long retry_after_ms, const char *message);
 
-/* All sandboxes with this metadata (pairs "key", "value", ..., NULL) in these states ("running,paused"); every
- * page. done(data, list, why): list NULL with a sentence when it cannot be had; borrowed. */
+/* All sandboxes with this metadata (pairs "key", "value", ..., NULL) in these states
+ * ("running,paused"); every page. done(data, list, why): list NULL with a sentence when it cannot
+ * be had; borrowed. */
 struct e2b_list;
 typedef void (*e2b_list_fn)(void *data, const json_t *list, const struct e2b_answer *failed);
 struct e2b_list *e2b_list_start(struct e2b *e2b, const char *const *metadata, const char *states,

@@ -31,8 +31,7 @@ struct e2b_exec_options {
     const char *context; /* id, or NULL: the default python context */
     long long stall_ms;  /* silence after the first line; four times that before it */
     size_t line_max;     /* bytes */
-    bool
-        wait_end; /* report when the body has ended, so that the next request finds the connection free */
+    bool wait_end;       /* report when the body has ended: its connection is free then */
     /* A line of the stream that is an object; borrowed. */
     void (*on_line)(void *data, const json_t *line);
     /* A line had to be left out: one sentence. May be NULL. */
@@ -42,7 +41,8 @@ struct e2b_exec_options {
 };
 
 struct e2b_exec *e2b_exec_start(struct e2b_box *box, const struct e2b_exec_options *options);
-/* Closes the connection: that interrupts the kernel. No callback after. Allowed in the callbacks. */
+/* Closes the connection: that interrupts the kernel. No callback after. Allowed in
+ * the callbacks. */
 void e2b_exec_cancel(struct e2b_exec *exec);
 void e2b_exec_free_all(struct e2b *e2b); /* at dispose */
 
@@ -50,8 +50,8 @@ void e2b_exec_free_all(struct e2b *e2b); /* at dispose */
 struct e2b_lines;
 struct e2b_lines *e2b_lines_new(size_t line_max);
 void e2b_lines_free(struct e2b_lines *lines);
-/* on_line returns false to stop; lost: bytes of a line that was longer than line_max (line NULL). False when
- * stopped. */
+/* on_line returns false to stop; lost: bytes of a line that was longer than line_max (line NULL).
+ * False when stopped. */
 bool e2b_lines_feed(struct e2b_lines *lines, const char *piece, size_t len,
                     bool (*on_line)(void *data, const char *line, size_t len, size_t lost),
                     void *data);
@@ -64,7 +64,8 @@ bool e2b_lines_end(struct e2b_lines *lines,
 
 enum e2b_settled { SETTLED_FREE, SETTLED_RESTARTED, SETTLED_GONE, SETTLED_FAILED };
 struct e2b_settle;
-/* A probe cell must answer within a few seconds, else the context is restarted. context NULL: python's. */
+/* A probe cell must answer within a few seconds, else the context is restarted. context NULL:
+ * python's. */
 struct e2b_settle *e2b_settle_start(struct e2b_box *box, const char *context,
                                     void (*done)(void *data, enum e2b_settled how), void *data);
 void e2b_settle_cancel(struct e2b_settle *settle);

@@ -19,13 +19,14 @@ struct e2b_part {     /* one file of an upload: bytes, or a descriptor */
     long long size;
 };
 struct e2b_upload;
-/* One request for all parts; parts' strings copied, bytes and descriptors stay the caller's until done. */
+/* One request for all parts; parts' strings copied, bytes and descriptors stay the caller's until
+ * done. */
 struct e2b_upload *e2b_upload_start(struct e2b_box *box, const struct e2b_part *parts, size_t count,
                                     e2b_file_fn done, void *data);
 void e2b_upload_cancel(struct e2b_upload *upload);
 
-/* One Connect RPC of envd (JSON in, JSON out), retried. done's body is borrowed, NULL unless OK; code is Connect's
- * ("not_found", ...) or "". */
+/* One Connect RPC of envd (JSON in, JSON out), retried. done's body is borrowed, NULL unless OK;
+ * code is Connect's ("not_found", ...) or "". */
 struct e2b_rpc;
 typedef void (*e2b_rpc_fn)(void *data, enum e2b_file_result result, const json_t *body,
                            const char *code);

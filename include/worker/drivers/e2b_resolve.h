@@ -1,4 +1,5 @@
-/* From a thread to a sandbox: the handle held, the one the record names, discovery, or a new one. */
+/* From a thread to a sandbox: the handle held, the one the record names, discovery, or a
+ * new one. */
 #ifndef SANDPIPER_WORKER_DRIVERS_E2B_RESOLVE_H
 #define SANDPIPER_WORKER_DRIVERS_E2B_RESOLVE_H
 
@@ -25,7 +26,8 @@ struct e2b_resolve_options {
 
 /* Callbacks from the loop, one of them once; never inside the call. */
 struct e2b_resolve *e2b_resolve_start(struct e2b *e2b, const struct e2b_resolve_options *options);
-/* The caller is gone: what is under way comes to a clean end (a sandbox just made without session is killed). */
+/* The caller is gone: what is under way comes to a clean end (a sandbox just made without session
+ * is killed). */
 void e2b_resolve_detach(struct e2b_resolve *r);
 
 /* --- waiting for capacity (capacity.c) --- */

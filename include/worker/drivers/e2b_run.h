@@ -1,4 +1,5 @@
-/* Runs of the E2B driver: from the request over sandbox, inputs and code to the end and the files. */
+/* Runs of the E2B driver: from the request over sandbox, inputs and code to the end and
+ * the files. */
 #ifndef SANDPIPER_WORKER_DRIVERS_E2B_RUN_H
 #define SANDPIPER_WORKER_DRIVERS_E2B_RUN_H
 
@@ -28,6 +29,7 @@ struct e2b_outcome {
     bool has_error;
     char *name, *value, *traceback;
     json_t *listing; /* of the hooks, or NULL */
+    bool anew; /* the kernel counts from the start again: it is another one than we prepared */
 };
 
 struct e2b_run {
@@ -97,7 +99,8 @@ void e2b_run_finish(struct e2b_run *run); /* run->end is complete but for the fi
 
 /* --- prepare.c --- */
 
-/* Kernel hooks or context, inputs, scripts: side by side. Ends in e2b_run_prepared, _fail or _renew. */
+/* Kernel hooks or context, inputs, scripts: side by side. Ends in e2b_run_prepared, _fail or
+ * _renew. */
 void e2b_prepare_start(struct e2b_run *run);
 void e2b_prepare_cancel(struct e2b_prepare *prepare);
 void e2b_run_prepared(struct e2b_run *run);
@@ -116,7 +119,8 @@ void e2b_outcome_fini(struct e2b_outcome *outcome);
 
 /* --- language.c: what other languages than python need --- */
 
-/* A cell that sets (or removes) the variables; heap, or NULL when the language has no way we know. */
+/* A cell that sets (or removes) the variables; heap, or NULL when the language has no way
+ * we know. */
 char *e2b_language_env(const char *language, const json_t *env, bool remove);
 
 #endif

@@ -9,8 +9,8 @@ struct e2b_scripts {
     size_t count;
 };
 
-/* Regular files below folder, a few levels deep and 16 MiB together at most; what cannot be read is logged. Never
- * NULL. */
+/* Regular files below folder, a few levels deep and 16 MiB together at most; what cannot be read is
+ * logged. Never NULL. */
 struct e2b_scripts *e2b_scripts_read(const char *folder);
 void e2b_scripts_free(struct e2b_scripts *scripts);
 

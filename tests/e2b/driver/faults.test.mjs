@@ -125,6 +125,23 @@ test('the interpreter dies: told promptly, and the next run works on a new one',
   }
 });
 
+test('an interpreter that died between two runs: what the next run lacked is told, the one after has all', async (t) => {
+  const r = await rig(t, { env, settings: { death_ms: 50 } });
+  ok(await r.py('x = 1'));
+  ok(await r.py('x = 2'));
+  await r.quiet();
+  await e2b.act((await r.record()).sandbox, 'kill-kernel');
+  let result = await r.py('import os; print(globals().get("x"), os.environ.get("V"))', { env: { V: 'v' } });
+  if (result.reason === 'ok') {
+    assert.equal(result.sandbox.stateLost, 'kernel_died', JSON.stringify(result));
+    assert.ok(result.warnings.some((w) => /started anew/.test(w)));
+  } else {
+    assert.equal(result.reason, 'kernel_died');
+  }
+  result = ok(await r.py('import os; print(globals().get("x"), os.environ.get("V"))', { env: { V: 'v' } }));
+  assert.equal(result.stdout, 'None v\n');
+});
+
 test('the sandbox is lost in mid-run: not a timeout, not run again, and replaced', async (t) => {
   const r = await rig(t, { env });
   ok(await r.py('x = 1'));

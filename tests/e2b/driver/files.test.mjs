@@ -1,6 +1,7 @@
 // Input and output files (cases.md, kind B), and the address rule for URLs.
 import assert from 'node:assert/strict';
 import { createHash, randomBytes } from 'node:crypto';
+import { once } from 'node:events';
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { join } from 'node:path';
@@ -89,10 +90,17 @@ test('files are returned after an error, one bad file hides no other', async (t)
   assert.equal((await bytesOf(r, result.files.find((f) => f.filename === 'four'))).toString(), 'four'.repeat(500));
 });
 
+/** A server of ours on loopback; its host:port. */
+async function serve(t, handler) {
+  const server = createServer(handler).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.after(() => server.close());
+  return `127.0.0.1:${server.address().port}`;
+}
+
 test('a large file streams through', async (t) => {
-  const r = await rig(t, { env: { FILE_MAX_BYTES: String(64 << 20), INPUT_MAX_BYTES: String(300 << 20), FILES_MAX_BYTES: String(64 << 20) } });
   const size = 200 << 20;
-  const server = createServer((_request, response) => {
+  const allowed = await serve(t, (_request, response) => {
     response.writeHead(200, { 'Content-Length': size });
     const piece = Buffer.alloc(1 << 20, 'x');
     let left = size;
@@ -104,13 +112,9 @@ test('a large file streams through', async (t) => {
       return response.end();
     };
     go();
-  }).listen(0, '127.0.0.1');
-  t.after(() => server.close());
-  await new Promise((resolve) => server.once('listening', resolve));
-  const allowed = `127.0.0.1:${server.address().port}`;
-  r.startWorker({ URL_ALLOW: allowed });
-  await r.workers.shift().done();
-  const worker = r.workers[0];
+  });
+  const r = await rig(t, { env: { URL_ALLOW: allowed, FILE_MAX_BYTES: String(64 << 20), INPUT_MAX_BYTES: String(300 << 20), FILES_MAX_BYTES: String(64 << 20) } });
+  const { worker } = r;
   const rss = () => Number(/VmHWM:\s+(\d+)/.exec(readFileSync(`/proc/${worker.pid}/status`, 'utf8'))[1]) / 1024;
   ok(await r.py('1'));
   const before = rss();
@@ -122,10 +126,9 @@ test('a large file streams through', async (t) => {
 });
 
 test('URLs obey the address rule', async (t) => {
-  const r = await rig(t);
-  const redirect = createServer((_q, s) => s.writeHead(302, { Location: 'http://127.0.0.1:1/' }).end()).listen(0, '127.0.0.1');
-  t.after(() => redirect.close());
-  for (const url of ['http://169.254.169.254/latest/meta-data/', 'gopher://127.0.0.1/x', `http://127.0.0.1:${redirect.address().port}/`, 'http://localhost/x', 'http://[::1]/']) {
+  const redirect = await serve(t, (_q, s) => s.writeHead(302, { Location: 'http://127.0.0.1:1/' }).end());
+  const r = await rig(t, { env: { URL_ALLOW: redirect } });
+  for (const url of ['http://169.254.169.254/latest/meta-data/', 'gopher://127.0.0.1/x', `http://${redirect}/`, 'http://localhost/x', 'http://[::1]/']) {
     const reason = await r.failure(await r.add('1', { threadId: 'main', files: [{ filename: 'x', url }] }));
     assert.match(reason, /public|http|URL/i, url);
   }

@@ -1,4 +1,5 @@
-/* Handles of sandboxes: ids and tokens, the cache by thread, addresses and headers of the data plane. */
+/* Handles of sandboxes: ids and tokens, the cache by thread, addresses and headers of the data
+ * plane. */
 #include "common/jsonx.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -17,24 +18,22 @@ bool e2b_is_plain(const char *text)
                len;
 }
 
-static void take(char **slot, const json_t *answer, const char *name, bool secret)
+static void take(char **slot, const json_t *answer, const char *name)
 {
     const char *value = jsonx_get_str(answer, name, NULL);
     if (value == NULL || value[0] == '\0')
         return;
-    if (secret)
-        log_secret_add(value);
     free(*slot);
     *slot = mem_strdup(value);
 }
 
 void e2b_box_update(struct e2b_box *box, const json_t *answer)
 {
-    take(&box->envd_token, answer, "envdAccessToken", true);
-    take(&box->traffic_token, answer, "trafficAccessToken", true);
+    take(&box->envd_token, answer, "envdAccessToken");
+    take(&box->traffic_token, answer, "trafficAccessToken");
     const char *domain = jsonx_get_str(answer, "domain", NULL);
     if (domain != NULL && e2b_is_plain(domain))
-        take(&box->domain, answer, "domain", false);
+        take(&box->domain, answer, "domain");
 }
 
 struct e2b_box *e2b_box_new(struct e2b *e2b, const char *thread, const char *actor,
@@ -50,6 +49,7 @@ struct e2b_box *e2b_box_new(struct e2b *e2b, const char *thread, const char *act
     box->thread = mem_strdup(thread);
     box->actor = mem_strdup(actor);
     box->contexts = json_object();
+    box->used_ms = text_monotonic_ms();
     e2b_box_update(box, answer);
     return box;
 }
@@ -109,6 +109,26 @@ void e2b_box_cache(struct e2b_box *box)
     box->cached = true;
     box->next = box->e2b->boxes;
     box->e2b->boxes = e2b_box_ref(box);
+}
+
+static char *without(char *text, const char *secret)
+{
+    char *at;
+    if (secret == NULL || secret[0] == '\0' || strcmp(secret, "***") == 0)
+        return text;
+    while ((at = strstr(text, secret)) != NULL) {
+        char *shorter = mem_printf("%.*s***%s", (int)(at - text), text, at + strlen(secret));
+        free(text);
+        text = shorter;
+    }
+    return text;
+}
+
+/* Not by log_secret_add: it keeps a few dozen secrets, and the tokens of many sandboxes would push
+ * out the keys. */
+char *e2b_box_redact(const struct e2b_box *box, const char *text)
+{
+    return without(without(log_redact(text), box->envd_token), box->traffic_token);
 }
 
 void e2b_box_lives_until(struct e2b_box *box, long long ttl_s)

@@ -1,4 +1,5 @@
-/* The account's number of sandboxes is reached: idle ones are paused, and who waits goes on in turn. */
+/* The account's number of sandboxes is reached: idle ones are paused, and who waits goes on in
+ * turn. */
 #include "common/jsonx.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POLL_MS     700 /* room may come from elsewhere: other replicas, other users of the account */
+#define POLL_MS     700   /* room may come from elsewhere: other replicas, other users */
 #define LEASE_MS    90000 /* a pause of a sandbox takes seconds a GiB */
 #define VICTIMS_MAX 100   /* looked at in one search */
 

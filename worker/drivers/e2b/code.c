@@ -230,7 +230,8 @@ static void on_loss(void *data, const char *what)
     e2b_run_warn(data, "%s", what);
 }
 
-/* The settings of the run travel in a comment line; the hooks take it off before IPython sees it. */
+/* The settings of the run travel in a comment line; the hooks take it off before IPython
+ * sees it. */
 static char *code_of(struct e2b_run *run, size_t *len)
 {
     size_t json_len;

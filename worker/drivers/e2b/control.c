@@ -112,8 +112,8 @@ static enum e2b_verdict judge(const struct http_answer *a, const char *message)
     return E2B_REFUSED;
 }
 
-/* May it be sent once more? A call that is made once is repeated only where the server said that it did nothing,
- * or never saw it. */
+/* May it be sent once more? A call that is made once is repeated only where the server said that it
+ * did nothing, or never saw it. */
 static bool may_repeat(const struct e2b_call *call, enum e2b_verdict verdict,
                        const struct http_answer *a)
 {

@@ -1,4 +1,5 @@
-/* Makes a sandbox exactly once: a unique key goes into the record and its metadata, so a lost answer is found. */
+/* Makes a sandbox exactly once: a unique key goes into the record and its metadata, so a lost
+ * answer is found. */
 #include "worker/drivers/e2b_create.h"
 
 #include "common/jsonx.h"

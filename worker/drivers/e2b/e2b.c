@@ -79,7 +79,8 @@ static void free_driver(void *arg)
     done(data);
 }
 
-/* The process ends or the key was changed, and E2B does not answer: what is under way is left to itself. */
+/* The process ends or the key was changed, and E2B does not answer: what is under way is left to
+ * itself. */
 static void on_dispose_limit(struct ev_loop *loop, ev_timer *w, int revents)
 {
     static struct e2b *given_up; /* reachable, for whoever counts leaks */

@@ -1,4 +1,5 @@
-/* One POST /execute: the code goes out once, the stream comes back line by line, silence is noticed. */
+/* One POST /execute: the code goes out once, the stream comes back line by line, silence is
+ * noticed. */
 #include "worker/drivers/e2b_exec.h"
 
 #include "common/buf.h"
@@ -26,6 +27,7 @@
 struct e2b_exec {
     struct e2b_exec *next;
     struct e2b *e2b;
+    struct e2b_box *box;
     struct e2b_exec_options o;
     struct buf body; /* of the request */
     size_t sent;
@@ -50,6 +52,7 @@ static void exec_free(struct e2b_exec *exec)
     if (exec->request != NULL)
         http_cancel(exec->request);
     e2b_lines_free(exec->lines);
+    e2b_box_unref(exec->box);
     buf_fini(&exec->body);
     buf_fini(&exec->refusal);
     free(exec);
@@ -178,7 +181,7 @@ static char *refusal_text(const struct e2b_exec *exec, const struct http_answer 
                             said != NULL                 ? said
                             : exec->refusal.data != NULL ? exec->refusal.data
                                                          : "no explanation");
-    char *clean = log_redact(text);
+    char *clean = e2b_box_redact(exec->box, text);
     free(text);
     return clean;
 }
@@ -198,7 +201,8 @@ static void judge(struct e2b_exec *exec, const struct http_answer *a)
         json_decref(body);
     } else if (a->status == 0 && a->result != HTTP_DONE && !a->request_sent) {
         end.result = EXEC_NOT_SENT;
-        text = log_redact(a->error != NULL ? a->error : "the sandbox was not reached");
+        text =
+            e2b_box_redact(exec->box, a->error != NULL ? a->error : "the sandbox was not reached");
     } else {
         text = log_redact(a->error != NULL ? a->error : "the stream ended without its end line");
     }
@@ -281,6 +285,7 @@ struct e2b_exec *e2b_exec_start(struct e2b_box *box, const struct e2b_exec_optio
     struct e2b_headers headers;
     char err[200] = "the code is too large";
     exec->e2b = box->e2b;
+    exec->box = e2b_box_ref(box);
     exec->o = *options;
     exec->lines = e2b_lines_new(options->line_max);
     buf_init(&exec->refusal, REFUSAL_MAX);

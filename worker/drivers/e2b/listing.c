@@ -1,4 +1,5 @@
-/* What is in the output folder: as the hooks said it, or as envd lists it. Names are the sandbox's word. */
+/* What is in the output folder: as the hooks said it, or as envd lists it. Names are the sandbox's
+ * word. */
 #include "common/jsonx.h"
 #include "common/mem.h"
 #include "common/text.h"

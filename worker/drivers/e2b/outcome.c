@@ -83,6 +83,10 @@ void e2b_outcome_line(struct e2b_run *run, const json_t *line)
         on_result(run, line);
     } else if (strcmp(type, "error") == 0) {
         on_error(run, line);
+    } else if (strcmp(type, "number_of_executions") == 0 && run->python) {
+        long long count = jsonx_get_int(line, "execution_count", 0);
+        run->outcome.anew = count > 0 && count <= run->box->cells;
+        run->box->cells = count;
     }
 }
 
@@ -156,7 +160,14 @@ bool e2b_outcome_judge(struct e2b_run *run)
     bool listed = run->outcome.listing != NULL;
     if (run->python && !listed)
         run->box->prepared = false; /* its hooks are gone */
-    if (!judge_loss(run))
-        judge_code(run);
+    if (judge_loss(run))
+        return listed;
+    judge_code(run);
+    if (run->python && !listed && run->outcome.anew) {
+        run->end.state_lost = "kernel_died";
+        e2b_run_warn(run,
+                     "the interpreter had started anew before this run: earlier state was gone, "
+                     "and the run's env was not set");
+    }
     return listed;
 }

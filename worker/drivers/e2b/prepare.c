@@ -1,4 +1,5 @@
-/* What a sandbox needs before a run's code: kernel hooks or a context, input files, scripts; all side by side. */
+/* What a sandbox needs before a run's code: kernel hooks or a context, input files, scripts; all
+ * side by side. */
 #include "common/http.h"
 #include "common/jsonx.h"
 #include "common/log.h"
@@ -152,7 +153,10 @@ static void hooks_too_late(struct e2b_prepare *p)
 static void on_hooks_line(void *data, const json_t *line)
 {
     struct e2b_prepare *p = data;
-    if (strcmp(jsonx_get_str(line, "type", ""), "error") != 0)
+    const char *type = jsonx_get_str(line, "type", "");
+    if (strcmp(type, "number_of_executions") == 0)
+        p->run->box->cells = jsonx_get_int(line, "execution_count", 0);
+    if (strcmp(type, "error") != 0)
         return;
     p->hooks_failed = true;
     log_warn("E2B: the kernel could not be prepared: %.60s: %.200s",
@@ -209,7 +213,9 @@ static void ask_contexts(struct e2b_prepare *p);
 
 static void context_failed(struct e2b_prepare *p, const struct http_answer *a)
 {
-    char *why = log_redact(a->result != HTTP_DONE ? a->error : a->body != NULL ? a->body : "");
+    char *why = e2b_box_redact(p->run->box, a->result != HTTP_DONE ? a->error
+                                            : a->body != NULL      ? a->body
+                                                                   : "");
     if (a->status == 502 && strstr(why, "not found") != NULL)
         renew(p, "the sandbox is gone");
     else if (a->status == 400 || a->status == 500 || a->status == 422)

@@ -1,4 +1,5 @@
-/* Output files on their way out: the next few are fetched side by side into unnamed files, and read from there. */
+/* Output files on their way out: the next few are fetched side by side into unnamed files, and read
+ * from there. */
 #include "common/http.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -73,7 +74,7 @@ static void fetch_stop(struct fetch *f)
 
 static void fetch_failed(struct fetch *f, const char *why)
 {
-    char *clean = log_redact(why);
+    char *clean = e2b_box_redact(f->reads->box, why);
     snprintf(f->why, sizeof f->why, "%s", clean[0] != '\0' ? clean : "it cannot be read");
     free(clean);
     tell(f);

@@ -1,4 +1,5 @@
-/* A run of the E2B driver from start to close: its states, and what comes before the code goes out. */
+/* A run of the E2B driver from start to close: its states, and what comes before the code
+ * goes out. */
 #include "worker/drivers/e2b_run.h"
 
 #include "common/jsonx.h"

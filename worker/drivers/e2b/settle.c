@@ -12,7 +12,7 @@
 
 #define PROBE_S         5.0
 #define RESTART_TRIES   3
-#define RESTART_LIMIT_S 25.0 /* all in all, after the probe */
+#define RESTART_LIMIT_S 14.0 /* all in all, after the probe */
 
 struct e2b_settle {
     struct e2b_box *box;

@@ -1,4 +1,5 @@
-/* Deletes paused sandboxes of this deployment that nobody has used for long, one replica at a time. */
+/* Deletes paused sandboxes of this deployment that nobody has used for long, one replica at
+ * a time. */
 #include "common/jsonx.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -11,8 +12,9 @@
 #include <string.h>
 #include <time.h>
 
-#define SIDE_BY_SIDE 4
-#define LEASE_MS     60000
+#define SIDE_BY_SIDE       4
+#define LEASE_MS           60000
+#define HANDLE_MAX_IDLE_MS 3600000
 
 struct swept {
     struct e2b_sweep *sweep;
@@ -257,11 +259,24 @@ static void arm(struct e2b *e2b)
     ev_timer_start(e2b->host->loop, &e2b->sweep_timer);
 }
 
+/* Handles that have not been used for long only cost memory: the record finds their sandboxes. */
+static void drop_old_handles(struct e2b *e2b)
+{
+    long long now = text_monotonic_ms();
+    struct e2b_box *next;
+    for (struct e2b_box *box = e2b->boxes; box != NULL; box = next) {
+        next = box->next;
+        if (!box->busy && now - box->used_ms > HANDLE_MAX_IDLE_MS)
+            e2b_box_forget(box);
+    }
+}
+
 static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
 {
     struct e2b *e2b = w->data;
     (void)loop, (void)revents;
     arm(e2b);
+    drop_old_handles(e2b);
     if (e2b->sweep != NULL || e2b->host->turn_take == NULL)
         return;
     e2b->sweep = mem_alloc(sizeof *e2b->sweep);

@@ -1,4 +1,5 @@
-/* How long a sandbox lives: a run is covered, an idle one has its window, and neither costs a run a wait. */
+/* How long a sandbox lives: a run is covered, an idle one has its window, and neither costs a run a
+ * wait. */
 #include "common/jsonx.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -79,7 +80,8 @@ void e2b_ttl_cover(struct e2b_box *box, const struct settings *settings, long lo
 {
     long long left = box->end_ms - text_monotonic_ms();
     long long want = max_ll(cover_ms(timeout_ms), box->thread != NULL ? idle_ms(settings) : 0);
-    /* A known end within a tenth of what is wanted is far enough: long runs are extended in time. */
+    /* A known end within a tenth of what is wanted is far enough: long runs are extended
+     * in time. */
     if (!box->ttl_under_way && left < want - want / 10)
         set_ttl(box, (want + 999) / 1000);
 }

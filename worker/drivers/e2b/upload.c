@@ -1,4 +1,5 @@
-/* Puts files into a sandbox through envd: one multipart request, its files streamed from where they are. */
+/* Puts files into a sandbox through envd: one multipart request, its files streamed from where they
+ * are. */
 #include "worker/drivers/e2b_files.h"
 
 #include "common/http.h"
@@ -62,7 +63,7 @@ static void finish(struct e2b_upload *u, enum e2b_file_result result, const char
 {
     e2b_file_fn done = u->done;
     void *data = u->data;
-    char *text = log_redact(message);
+    char *text = e2b_box_redact(u->box, message);
     upload_free(u);
     done(data, result, text);
     free(text);
