@@ -149,6 +149,15 @@ test('foreign metadata is ignored: neither connected nor killed', async (t) => {
   assert.equal((await r.live()).length, 7);
 });
 
+test('all pages of the list are looked at', async (t) => {
+  const r = await rig(t, { env, settings: { scripted: true, loose_filter: true } });
+  const ours = await makeBox(); // the oldest, so on the last page
+  for (let i = 0; i < 120; i++) await makeBox({ twentySessionId: `:other${i}` });
+  ok(await r.py('1'));
+  assert.equal((await r.record()).sandbox, ours.sandboxID);
+  assert.equal((await e2b.journal({ op: 'list' })).length, 2);
+});
+
 test('the incumbent\'s sandboxes are adopted where the setting says so', async (t) => {
   const r = await rig(t, { env: { ...env, E2B_ADOPT_FOREIGN: 'true' } });
   const theirs = await api('POST', '/sandboxes', {
