@@ -105,7 +105,7 @@ demo: deps ## The main job in one go: private Redis, worker, a tour of what it d
 
 SANITIZED := SANITIZE=address,undefined
 .PHONY: test
-test: deps ## Everything: unit and integration tests, and both again under ASan and UBSan
+test: deps-conformance ## Everything: unit and integration tests, and both again under ASan and UBSan
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@$(MAKE) --no-print-directory -s all build-unit $(SANITIZED)
 	@$(MAKE) --no-print-directory -s all
@@ -114,13 +114,17 @@ test: deps ## Everything: unit and integration tests, and both again under ASan 
 .PHONY: build-unit
 build-unit: $(UNIT_PROGRAMS)
 
+.PHONY: deps-conformance
+deps-conformance: # deps, and what the pages and applications of tests/conformance need
+	@.ci/deps conformance
+
 .PHONY: test-conformance
-test-conformance: deps ## A stock BullMQ Worker and ours leave the same behind: scenario x producer
+test-conformance: deps-conformance ## A stock BullMQ Worker and ours leave the same behind: scenario x producer
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@tests/run conformance
 
 .PHONY: bullmq
-bullmq: deps ## Another BullMQ: VERSION=6.7.1 shows what changed in its Lua, pins it, builds, runs the conformance tests
+bullmq: deps-conformance ## Another BullMQ: VERSION=6.7.1 shows what changed in its Lua, pins it, builds, runs the conformance tests
 	@$(PYTHON) $(LUA)/upgrade.py "$(VERSION)"
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@tests/run conformance
