@@ -182,6 +182,20 @@ test('job ids that are words of the queue', async (t) => {
   assert.equal((await r.gathered('jobs')).stdout, 'jobs', 'our keys survive removeOrphanedJobs');
 });
 
+test('a refused secretsKey touches no other key', async (t) => {
+  const r = await rig(t);
+  const kept = `${r.P}secret:kept`;
+  await r.redis.hset(kept, 'A', '1');
+  await r.redis.pexpire(kept, 600_000);
+  const before = await r.redis.hgetall(`${r.P}meta`);
+  for (const data of [{ secretsKey: `${'x'.repeat(r.P.length)}meta` }, { secretsKey: `${'x'.repeat(r.P.length)}secret:kept` },
+    { secretsKey: 'x' }, { secretsKey: kept, files: 5 }, { secretsKey: `${r.P}meta`, timeoutMs: 0 }]) {
+    await r.failure(await r.add([say('x')], data));
+  }
+  assert.equal((await r.run([say('next')])).stdout, 'next');
+  assert.deepEqual(await r.redis.hgetall(`${r.P}meta`), before);
+});
+
 test('data just below every limit keeps the worker small', async (t) => {
   const r = await rig(t, { events: true });
   const jobs = await Promise.all(Array.from({ length: 20 }, (_, i) =>

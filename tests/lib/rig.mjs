@@ -47,6 +47,12 @@ export function workerEnv(env) {
 
 const workers = new Set();
 
+/** A sanitizer's report where there is one, else the last lines of the log. */
+function lastWords(worker) {
+  const report = worker.lines.findIndex((line) => /ERROR: (Address|Leak)Sanitizer|runtime error:/.test(line));
+  return (report < 0 ? worker.lines.slice(-40) : worker.lines.slice(report, report + 40)).join('\n');
+}
+
 /** Starts a worker process; `done(wanted)` stops it by SIGTERM and checks its exit code. */
 export function startWorker(env) {
   const prefix = process.env.WORKER_WRAPPER?.split(' ') ?? []; // e.g. valgrind
@@ -56,13 +62,15 @@ export function startWorker(env) {
   worker.done = async ({ code = 0, graceMs = 15_000 * slow } = {}) => {
     if (!workers.delete(worker)) return worker.exit;
     const wasAlive = worker.exit === null;
+    worker.ending = true;
     const exit = await worker.stop(graceMs);
-    assert.ok(wasAlive, `worker ${worker.pid} ended by itself (${JSON.stringify(exit)}):\n${worker.tail(40)}`);
-    assert.equal(exit.code, code, `worker's exit ${JSON.stringify(exit)}:\n${worker.tail(40)}`);
+    assert.ok(wasAlive, `worker ${worker.pid} ended by itself (${JSON.stringify(exit)}):\n${lastWords(worker)}`);
+    assert.equal(exit.code, code, `worker's exit ${JSON.stringify(exit)}:\n${lastWords(worker)}`);
     return exit;
   };
   worker.kill9 = async () => {
     workers.delete(worker);
+    worker.ending = true;
     worker.kill('SIGKILL');
     await worker.exited;
     assert.ok(!isAlive(worker.pid));
@@ -97,7 +105,28 @@ export async function makeRig(t, redis, { env = {}, replicas = 1, version = '6.7
   self.startWorker = (more = {}) => {
     const worker = startWorker({ REDIS_URL: url, QUEUE_NAME: self.name, QUEUE_PREFIX: prefix, ...env, ...more });
     self.workers.push(worker);
+    worker.exited.then((exit) => {
+      if (worker.ending || !self.workers.includes(worker)) return;
+      self.crashed = new Error(`worker ${worker.pid} ended by itself (${JSON.stringify(exit)}):\n${lastWords(worker)}`);
+      for (const reject of self.waiters) reject(self.crashed);
+    });
     return worker;
+  };
+  self.waiters = new Set();
+  /** The promise, or the crash of a worker, whichever comes first: no test waits for a worker that is gone. */
+  self.unlessCrashed = async (promise) => {
+    let reject;
+    const crash = new Promise((_, no) => {
+      reject = no;
+      self.waiters.add(reject);
+      if (self.crashed) no(self.crashed);
+    });
+    crash.catch(() => {});
+    try {
+      return await Promise.race([promise, crash]);
+    } finally {
+      self.waiters.delete(reject);
+    }
   };
   for (let i = 0; i < replicas; i++) self.startWorker();
   self.worker = self.workers[0];
@@ -122,15 +151,15 @@ function addVerbs(self) {
   }, opts);
   /** waitUntilFinished: the result (checked against the contract), or throws BullMQ's Error(failedReason). */
   self.result = async (job, ms = 20_000) => {
-    const value = await job.waitUntilFinished(self.events, ms * slow);
-    return checkResult(value);
+    return checkResult(await self.unlessCrashed(job.waitUntilFinished(self.events, ms * slow)));
   };
   /** The failedReason of a job that must fail. */
   self.failure = async (job, ms = 20_000) => {
     let value;
     try {
-      value = await job.waitUntilFinished(self.events, ms * slow);
+      value = await self.unlessCrashed(job.waitUntilFinished(self.events, ms * slow));
     } catch (error) {
+      if (error === self.crashed) throw error;
       assert.doesNotMatch(error.message, /timed out before finishing/, `job ${job.id} did not end`);
       return error.message;
     }
@@ -139,13 +168,13 @@ function addVerbs(self) {
   self.run = async (steps, data, opts) => self.result(await self.add(steps, data, opts));
   /** The whole reply of a job that has ended or will. */
   self.reply = async (job, ms = 20_000) => {
-    await follow(self.redis, key(job.id ?? job), { timeout: ms * slow });
+    await self.unlessCrashed(follow(self.redis, key(job.id ?? job), { timeout: ms * slow }));
     return readStream(self.redis, key(job.id ?? job));
   };
   self.replyNow = (job) => readStream(self.redis, key(job.id ?? job), { whole: false });
   self.gathered = async (job, ms) => gather(await self.reply(job, ms));
   self.follow = (job, options = {}) =>
-    follow(self.redis, key(job.id ?? job), { ...options, timeout: (options.timeout ?? 20_000) * slow });
+    self.unlessCrashed(follow(self.redis, key(job.id ?? job), { ...options, timeout: (options.timeout ?? 20_000) * slow }));
   self.state = async (job) => self.queue.getJobState(job.id ?? job);
   self.hash = async (job) => self.redis.hgetall(self.P + (job.id ?? job));
   /** The queue's events as [{event, ...fields}], oldest first. */
