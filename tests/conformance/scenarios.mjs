@@ -143,6 +143,16 @@ scenario('flow: children added while the parent waits for a worker', async (w) =
   await w.work();
   await w.idle();
 }, T);
+for (const [what, opts, steps, want] of [['fails', { failParentOnFailure: true }, [fail()], {}], ['is pending', { delay: 600_000 }, ok, { delayed: 1 }]]) {
+  scenario(`flow: a child ${what} at the end of a parent that ran meanwhile`, async (w) => {
+    await w.add({ jobId: 'p' }, nap(700));
+    await w.work({ concurrency: 2 });
+    await w.state('p', 'active');
+    await sleep(200); // the parent has looked for children
+    await w.add({ jobId: 'c', parent: { id: 'p', queue: `${w.prefix ?? 'bull'}:work` }, ...opts }, steps);
+    await w.idle(want);
+  });
+}
 scenario('flow: a failed child removed its parent\'s wait', async (w) => {
   const { job } = await w.flow.add(two({ failParentOnFailure: true })(w));
   await w.work();
@@ -349,7 +359,7 @@ scenario('scheduler: names, L, #, far ahead', async (w) => {
   await w.work();
   await w.idle({ delayed: 4 });
 });
-scenario('scheduler: end date', schedule(() => ({ every: 10_000, endDate: Date.now() + 5000 }), { delayed: 1 }));
+scenario('scheduler: end date', schedule(() => ({ every: 86_400_000, endDate: Date.now() + 5000 }), { delayed: 1 }));
 scenario('scheduler: template with options', schedule({ every: 250, limit: 2 }, {},
   { opts: { attempts: 2, backoff: 20, priority: 3, removeOnComplete: 1, keepLogs: 5 } }));
 scenario('scheduler: its jobs fail', schedule({ every: 250, limit: 2 }, {}, { data: { v: 1, code: JSON.stringify(fail()) } }));
