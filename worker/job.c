@@ -375,6 +375,18 @@ static char *check_lease(const struct job *job, const struct claimed_job *claime
                              "nested, or spelled with escapes).");
 }
 
+/* Only a checked key is kept: it will be read, and deleted at the job's end. */
+static char *take_secrets_key(struct job *job, const char *queue_prefix)
+{
+    const char *key = NULL;
+    char *why = take_string(job->root, "secretsKey", "", &key);
+    if (why == NULL && key != NULL)
+        why = check_key("secretsKey", key, queue_prefix, "secret:");
+    if (why == NULL)
+        job->secrets_key = key;
+    return why;
+}
+
 char *job_parse(struct job *job, const struct claimed_job *claimed, const struct jobopts *opts,
                 const char *queue_prefix, const struct settings *settings)
 {
@@ -404,12 +416,10 @@ char *job_parse(struct job *job, const struct claimed_job *claimed, const struct
                    ? NULL
                    : mem_strdup("The job's data is wrong: a release needs threadId.");
     if ((why = take_code(job)) != NULL || (why = take_env(job)) != NULL ||
-        (why = take_string(job->root, "secretsKey", "", &job->secrets_key)) != NULL ||
+        (why = take_secrets_key(job, queue_prefix)) != NULL ||
         (why = take_files(job, queue_prefix)) != NULL || (why = take_output(job)) != NULL)
         return why;
-    return job->secrets_key != NULL
-               ? check_key("secretsKey", job->secrets_key, queue_prefix, "secret:")
-               : NULL;
+    return NULL;
 }
 
 void job_fini(struct job *job)
