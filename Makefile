@@ -35,6 +35,10 @@ endif
 LIB_OBJECTS := $(LIB_SOURCES:%.c=$(BUILD)/obj/%.o) $(BUILD)/obj/gen/embedded.o $(BUILD)/obj/gen/scripts.o
 HEADERS := $(shell find include -name '*.h')
 UNIT_SOURCES := $(sort $(wildcard tests/unit/test_*.c))
+ifeq ($(LDLIBS_TLS),)
+# Without TLS in hiredis there is nothing to test but the refusal, which test_redis_url does.
+UNIT_SOURCES := $(filter-out tests/unit/test_redis_tls.c,$(UNIT_SOURCES))
+endif
 UNIT_PROGRAMS := $(UNIT_SOURCES:tests/unit/%.c=$(BUILD)/unit/%)
 
 .PHONY: all
