@@ -77,9 +77,11 @@ static void on_woken(long long next_delayed_at, void *data)
 {
     struct worker *w = data;
     long long wait = next_delayed_at - text_now_ms();
-    /* The marker spoke of a delayed job that is not due yet: what comes before it has a marker of its own. */
+    /* The marker spoke of a delayed job that is not due yet: what comes before it has a marker of
+     * its own. */
     if (next_delayed_at > 0 && wait > 0 && !w->draining && w->running < w->concurrency)
-        marker_wait(w->marker, wait < DELAYED_WAIT_MAX_MS ? wait : DELAYED_WAIT_MAX_MS, on_woken, w);
+        marker_wait(w->marker, wait < DELAYED_WAIT_MAX_MS ? wait : DELAYED_WAIT_MAX_MS, on_woken,
+                    w);
     else
         pump(w);
 }

@@ -1,4 +1,4 @@
-/* Cron patterns against what npm's cron-parser answers (cron_fixture.inc), clocks that jump included. */
+/* Cron patterns against npm's cron-parser's own answers (cron_fixture.inc), jumping clocks too. */
 #include "worker/queue/cron.h"
 #include "worker/queue/zone.h"
 

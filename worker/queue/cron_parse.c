@@ -330,7 +330,7 @@ static int cut(char *text, const char *fields[CRON_FIELDS])
 {
     static const char *const blanks = " \t\n\r\f\v";
     static char star[] = "*", zero[] = "0";
-    char *found[CRON_FIELDS], *rest;
+    char *found[CRON_FIELDS] = {NULL}, *rest;
     int count = 0;
     for (char *p = strtok_r(text, blanks, &rest); p != NULL; p = strtok_r(NULL, blanks, &rest)) {
         if (count == CRON_FIELDS)

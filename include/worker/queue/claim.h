@@ -55,8 +55,9 @@ void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *t
 typedef void (*claim_fn)(const struct claim_answer *answer, void *data);
 int claim_next(struct queue *q, claim_fn cb, void *data);
 
-/* Takes a waiting or parked job out of its line so that it can be failed as cancelled. taken: the job, the
- * callee's; or NULL, and `unknown` says whether there is no such job (else it runs, or has ended). */
+/* Takes a waiting or parked job out of its line so that it can be failed as cancelled. taken: the
+ * job, the callee's; or NULL, and `unknown` says whether there is no such job (else it runs, or has
+ * ended). */
 typedef void (*cancel_fn)(struct claimed_job *taken, bool unknown, void *data);
 void claim_cancelled(struct queue *q, const char *job_id, cancel_fn cb, void *data);
 

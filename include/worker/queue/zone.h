@@ -15,7 +15,8 @@ void zone_free(struct zone *zone); /* NULL is fine */
 /* Seconds east of UTC at that moment (seconds since the epoch). */
 long zone_offset(const struct zone *zone, long long at);
 
-/* Days since 1970-01-01 of a day of the Gregorian calendar; month 1 to 12, day may be any number. */
+/* Days since 1970-01-01 of a day of the Gregorian calendar; month 1 to 12, day may be any number.
+ */
 long long zone_days(long long year, int month, long long day);
 
 #endif
