@@ -5,7 +5,7 @@
 //   TEST_ONLY=clients,reply   only these files of tests/integration (or tests/conformance, tests/e2b/fidelity)
 //   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
-import { readdirSync } from 'node:fs';
+import { existsSync, readdirSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -60,7 +60,8 @@ async function unit() {
   const dir = join(root, process.env.UNIT_DIR ?? 'build/san/unit');
   const count = { passed: 0, failed: 0 };
   const sources = readdirSync(join(root, 'tests/unit')).filter((name) => /^test_[a-z0-9_]+\.c$/.test(name));
-  for (const name of sources.map((source) => source.replace('.c', '')).sort()) {
+  // `make build-unit` has built those that this machine can run (no test of TLS where hiredis has none).
+  for (const name of sources.map((source) => source.replace('.c', '')).filter((one) => existsSync(join(dir, one))).sort()) {
     const one = await runUnit(join(dir, name));
     count.passed += one.passed;
     count.failed += one.failed;
