@@ -46,6 +46,17 @@ static void watch(struct app *app, struct ev_signal *w, int signum)
     ev_unref(app->loop);
 }
 
+/* The end of the loop. */
+static void unwatch(struct app *app)
+{
+    reaper_fini();
+    ev_ref(app->loop);
+    ev_ref(app->loop);
+    ev_signal_stop(app->loop, &app->term);
+    ev_signal_stop(app->loop, &app->intr);
+    ev_loop_destroy(app->loop);
+}
+
 static int serve(struct settings *settings)
 {
     struct app app = {.loop = ev_loop_new(EVFLAG_AUTO | EVFLAG_NOENV)};
@@ -54,23 +65,18 @@ static int serve(struct settings *settings)
     srandom((unsigned)(text_now_ms() ^ getpid()));
     curl_global_init(CURL_GLOBAL_DEFAULT);
     reaper_init(app.loop);
+    /* Before anything is said: a signal from here on is served by the loop, when there is a worker. */
+    watch(&app, &app.term, SIGTERM);
+    watch(&app, &app.intr, SIGINT);
     app.worker = worker_new(app.loop, settings, err, sizeof err);
     if (app.worker == NULL) {
         log_error("%s", err);
-        reaper_fini();
-        ev_loop_destroy(app.loop);
+        unwatch(&app);
         return EXIT_SETTINGS;
     }
-    watch(&app, &app.term, SIGTERM);
-    watch(&app, &app.intr, SIGINT);
     ev_run(app.loop, 0);
     worker_free(app.worker);
-    reaper_fini();
-    ev_ref(app.loop);
-    ev_ref(app.loop);
-    ev_signal_stop(app.loop, &app.term);
-    ev_signal_stop(app.loop, &app.intr);
-    ev_loop_destroy(app.loop);
+    unwatch(&app);
     curl_global_cleanup();
     log_info("drained; bye");
     return EXIT_FINE;

@@ -218,7 +218,7 @@ static int rig_kernels(void)
     return rig_processes("environ", token, 0);
 }
 
-/* The Python host is our only child whose command line is a program text. */
+/* The Python host is our only child. */
 static int rig_signal_host(int signal_number)
 {
     char parent[64];
