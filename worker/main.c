@@ -65,7 +65,7 @@ static int serve(struct settings *settings)
     srandom((unsigned)(text_now_ms() ^ getpid()));
     curl_global_init(CURL_GLOBAL_DEFAULT);
     reaper_init(app.loop);
-    /* Before anything is said: a signal from here on is served by the loop, when there is a worker. */
+    /* Before anything is said: a signal from here on waits for the loop, and for its worker. */
     watch(&app, &app.term, SIGTERM);
     watch(&app, &app.intr, SIGINT);
     app.worker = worker_new(app.loop, settings, err, sizeof err);
