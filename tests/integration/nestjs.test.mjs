@@ -47,7 +47,8 @@ class Listener extends QueueEventsHost {
 const describe = (method) => Object.getOwnPropertyDescriptor(Listener.prototype, method);
 OnQueueEvent('completed')(Listener.prototype, 'onCompleted', describe('onCompleted'));
 OnQueueEvent('failed')(Listener.prototype, 'onFailed', describe('onFailed'));
-QueueEventsListener(name, { connection: redis.connection })(Listener);
+// From the first event on: a client that is ready may yet miss what happens before its first read.
+QueueEventsListener(name, { connection: redis.connection, lastEventId: '0-0' })(Listener);
 
 class AppModule {}
 Module({
