@@ -345,9 +345,9 @@ const schedule = (repeat, want = {}, template = {}) => async (w) => {
   await w.work();
   await w.idle(want);
 };
-scenario('scheduler: every', schedule({ every: 250, limit: 3 }), { threads: true });
-scenario('scheduler: every, offset', schedule({ every: 400, offset: 100, limit: 2 }));
-scenario('scheduler: every, from a date', schedule(() => ({ every: 300, startDate: Date.now() + 300, limit: 2 })));
+scenario('scheduler: every', schedule({ every: 1200, limit: 3 }), { threads: true });
+scenario('scheduler: every, offset', schedule({ every: 1200, offset: 100, limit: 2 }));
+scenario('scheduler: every, from a date', schedule(() => ({ every: 1200, startDate: Date.now() + 300, limit: 2 })));
 scenario('scheduler: cron with seconds and tz', schedule({ pattern: '* * * * * *', tz: 'America/New_York', limit: 2 }));
 scenario('scheduler: cron from a date', schedule(() => ({ pattern: '*/1 * * * * *', startDate: new Date(Date.now() + 900), limit: 2 })));
 scenario('scheduler: immediately, then far ahead', schedule({ pattern: '0 0 3 29 2 *', tz: 'Asia/Kathmandu', immediately: true }, { delayed: 1 }));
@@ -360,9 +360,9 @@ scenario('scheduler: names, L, #, far ahead', async (w) => {
   await w.idle({ delayed: 4 });
 });
 scenario('scheduler: end date', schedule(() => ({ every: 86_400_000, endDate: Date.now() + 5000 }), { delayed: 1 }));
-scenario('scheduler: template with options', schedule({ every: 250, limit: 2 }, {},
+scenario('scheduler: template with options', schedule({ every: 1200, limit: 2 }, {},
   { opts: { attempts: 2, backoff: 20, priority: 3, removeOnComplete: 1, keepLogs: 5 } }));
-scenario('scheduler: its jobs fail', schedule({ every: 250, limit: 2 }, {}, { data: { v: 1, code: JSON.stringify(fail()) } }));
+scenario('scheduler: its jobs fail', schedule({ every: 1200, limit: 2 }, {}, { data: { v: 1, code: JSON.stringify(fail()) } }));
 scenario('scheduler: removed while its job runs', async (w) => {
   await w.queue().upsertJobScheduler('n', { pattern: '0 0 1 1 *', immediately: true }, { name: 'execute', data: w.data(nap(400)) });
   await w.work();
