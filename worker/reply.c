@@ -418,16 +418,6 @@ void reply_flush_for(struct reply *r, void (*acked)(void *data), void *data)
     r->acked_data = data;
 }
 
-long long reply_last_seq(const struct reply *r)
-{
-    return r->stored;
-}
-
-long long reply_bytes(const struct reply *r)
-{
-    return r->bytes;
-}
-
 void reply_say_removed(struct reply *r)
 {
     const struct claimed_job *job = r->o.job;

@@ -54,9 +54,6 @@ void reply_messages_free(struct str *messages, size_t count);
  * acked(data) when Redis has it. Not run when fenced, nor after reply_free. */
 void reply_flush_for(struct reply *r, void (*acked)(void *data), void *data);
 
-long long reply_last_seq(const struct reply *r); /* of what was stored for sure; 0 none */
-long long reply_bytes(const struct reply *r);
-
 /* Says `done` for a job that was removed while it ran, if its stream still ends with our words; a
  * lock and a place in active that are left of it go too. Does nothing for a job that is still
  * there. */

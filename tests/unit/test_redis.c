@@ -43,29 +43,8 @@ static int log_count(const char *text)
 
 /* ---- Running the loop until something is so ---- */
 
-static bool too_late;
-
-static void on_guard(struct ev_loop *l, ev_timer *timer, int events)
-{
-    (void)timer;
-    (void)events;
-    too_late = true;
-    ev_break(l, EVBREAK_ONE);
-}
-
-#define run_until(condition)                                                                       \
-    do {                                                                                           \
-        ev_timer guard;                                                                            \
-        too_late = false;                                                                          \
-        ev_timer_init(&guard, on_guard, 15, 0);                                                    \
-        ev_now_update(loop);                                                                       \
-        ev_timer_start(loop, &guard);                                                              \
-        while (!(condition) && !too_late)                                                          \
-            ev_run(loop, EVRUN_ONCE);                                                              \
-        ev_timer_stop(loop, &guard);                                                               \
-        if (too_late)                                                                              \
-            fail_msg("never happened: %s\n%s", #condition, log_text);                              \
-    } while (0)
+#define RUN_UNTIL_SAYS log_text
+#include "run_until.h"
 
 /* ---- A connection and what it told ---- */
 

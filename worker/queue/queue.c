@@ -31,7 +31,6 @@ struct queue {
     size_t prefix_len;
     bool ready;
     struct queue_call *first, *last; /* in the order in which they were made */
-    size_t waiting;
     struct ev_timer retry;
 };
 
@@ -64,7 +63,6 @@ static void call_unlink(struct queue_call *call)
     struct queue *q = call->queue;
     *(call->prev != NULL ? &call->prev->next : &q->first) = call->next;
     *(call->next != NULL ? &call->next->prev : &q->last) = call->prev;
-    q->waiting--;
 }
 
 static void call_free(struct queue_call *call)
@@ -112,11 +110,6 @@ struct str queue_key(const struct queue *q, const char *suffix, size_t len)
 bool queue_is_ready(const struct queue *q)
 {
     return q->ready;
-}
-
-size_t queue_calls_waiting(const struct queue *q)
-{
-    return q->waiting;
 }
 
 void queue_set_ready(struct queue *q, bool ready)
@@ -248,7 +241,6 @@ void queue_call_send(struct queue_call *call, queue_reply_fn cb, void *data)
     call->prev = q->last;
     *(q->last != NULL ? &q->last->next : &q->first) = call;
     q->last = call;
-    q->waiting++;
     if (!q->ready)
         return;
     transmit(call);

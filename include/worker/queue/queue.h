@@ -60,8 +60,6 @@ typedef void (*queue_reply_fn)(redisReply *reply, void *data);
 void queue_call_send(struct queue_call *call, queue_reply_fn cb, void *data);
 /* Give up waiting: no callback. The call may still reach Redis. */
 void queue_call_cancel(struct queue_call *call);
-/* Number of calls not yet answered. */
-size_t queue_calls_waiting(const struct queue *q);
 
 /* A plain command on "<prefix>:<queue>:" keys, once (no repeat); cb as redis_command. argv[1] is
  * the key's suffix. -1 when not ready. */
