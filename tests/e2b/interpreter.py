@@ -295,7 +295,7 @@ class Interpreter:
         finally:
             kernel.forget(run)
             if not finished and not kernel.dead.is_set() and kernel.sockets:
-                await asyncio.shield(kernel.interrupt())
+                await asyncio.shield(self.interrupt(kernel))
         if env_vars and finished and not kernel.dead.is_set():
             undo = [assignment(k, context.env[k]) if k in context.env else "import os; os.environ.pop('%s', None)" % k
                     for k in env_vars]
@@ -306,6 +306,12 @@ class Interpreter:
         if finished:
             await response.write(line(END))
             await response.write_eof()
+
+    async def interrupt(self, kernel):
+        if self.settings["lose_interrupts"] > 0:
+            self.settings["lose_interrupts"] -= 1
+        else:
+            await kernel.interrupt()
 
     async def pump(self, response, context, kernel, run):
         restarts = context.restarts

@@ -37,6 +37,7 @@ DEFAULTS = {
     "death_ms": 500,  # from a kernel's death to its ContextRestarting
     "hang_after_death": False,
     "after_interrupt": "works",  # what a run meets that comes while the kernel unwinds: works, aborted, hangs
+    "lose_interrupts": 0,  # of the next ones; as one is that comes before the cell has begun
     "warm": 0,  # kernels started in advance
     "scripted": False,  # no sandbox gets a kernel
     "script_listing": True,  # scripted runs answer a "#sandpiper:" line as the prepared kernel does

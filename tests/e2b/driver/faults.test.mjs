@@ -36,10 +36,20 @@ for (const mode of ['works', 'aborted', 'hangs']) {
     const result = await r.py('import time\ntry:\n    time.sleep(60)\nfinally:\n    time.sleep(0.7)', { timeoutMs: 500 });
     assert.equal(result.reason, 'timeout');
     const next = ok(await r.py('print("alive", globals().get("x"))'));
-    if (result.sandbox.stateLost === null) assert.equal(next.stdout, 'alive 3\n');
-    else assert.match(next.stdout, /^alive (None|3)\n$/);
+    assert.deepEqual([result.sandbox.stateLost, next.stdout], [null, 'alive 3\n']);
+    assert.equal((await e2b.journal({ op: 'contexts.restart' })).length, 0);
   });
 }
+
+test('an interrupt that is lost, as one that comes before the cell has begun, is sent again: no state is lost for it', async (t) => {
+  const r = await rig(t, { env, settings: { lose_interrupts: 2 } });
+  ok(await r.py('x = 3'));
+  const result = await r.py('import time; time.sleep(300)', { timeoutMs: 500 });
+  assert.deepEqual([result.reason, result.sandbox.stateLost], ['timeout', null]);
+  assert.equal(ok(await r.py('print("alive", x)')).stdout, 'alive 3\n');
+  assert.equal((await e2b.settings()).lose_interrupts, 0);
+  assert.equal((await e2b.journal({ op: 'contexts.restart' })).length, 0);
+});
 
 test('a kernel that swallows the interrupt is restarted, and the loss is told', async (t) => {
   const r = await rig(t, { env });

@@ -1,4 +1,5 @@
-/* Is the kernel free? A probe cell must answer soon, else its context is restarted. */
+/* Is the kernel free? A probe cell must answer soon, else it is interrupted again, and at last its
+ * context is restarted. */
 #include "common/http.h"
 #include "common/jsonx.h"
 #include "common/log.h"
@@ -10,9 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PROBE_S         5.0
+#define PROBE_STALL_MS  10000 /* the timer is faster */
 #define RESTART_TRIES   3
-#define RESTART_LIMIT_S 14.0 /* all in all, after the probe */
+#define RESTART_LIMIT_S 14.0 /* all in all, after the probes */
+
+/* An interrupt that comes before the cell has begun, or between two of its steps, is lost, and a
+ * probe sent while the kernel still unwinds may be: giving a probe up closes its connection, which
+ * interrupts once more. So state is lost only where the code really resists. */
+static const double probe_s[] = {2.0, 3.0, 5.0};
+#define PROBES (int)(sizeof probe_s / sizeof probe_s[0])
 
 struct e2b_settle {
     struct e2b_box *box;
@@ -22,7 +29,7 @@ struct e2b_settle {
     struct e2b_exec *probe;
     struct http_request *request;
     ev_timer timer;
-    int tries;
+    int tries, probes;
     bool restarting;
     bool aborted, died; /* what the probe met */
 };
@@ -166,14 +173,20 @@ static void begin_restart(struct e2b_settle *s)
     restart(s);
 }
 
+static void begin_probe(struct e2b_settle *s);
+
 static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
 {
     struct e2b_settle *s = w->data;
     (void)loop, (void)revents;
-    if (s->restarting)
+    if (s->restarting) {
         finish(s, SETTLED_FAILED);
-    else
+    } else if (s->probes < PROBES) {
+        e2b_exec_cancel(s->probe);
+        begin_probe(s);
+    } else {
         begin_restart(s);
+    }
 }
 
 static void on_probe_line(void *data, const json_t *line)
@@ -207,15 +220,20 @@ static void on_probed(void *data, const struct e2b_exec_end *end)
 static void probe(struct e2b_settle *s)
 {
     s->aborted = false;
-    s->probe =
-        e2b_exec_start(s->box, &(struct e2b_exec_options){.code = "",
-                                                          .context = s->context,
-                                                          .stall_ms = (long long)(PROBE_S * 2000),
-                                                          .line_max = 1 << 20,
-                                                          .wait_end = true,
-                                                          .on_line = on_probe_line,
-                                                          .on_done = on_probed,
-                                                          .data = s});
+    s->probe = e2b_exec_start(s->box, &(struct e2b_exec_options){.code = "",
+                                                                 .context = s->context,
+                                                                 .stall_ms = PROBE_STALL_MS,
+                                                                 .line_max = 1 << 20,
+                                                                 .wait_end = true,
+                                                                 .on_line = on_probe_line,
+                                                                 .on_done = on_probed,
+                                                                 .data = s});
+}
+
+static void begin_probe(struct e2b_settle *s)
+{
+    arm(s, probe_s[s->probes++]);
+    probe(s);
 }
 
 struct e2b_settle *e2b_settle_start(struct e2b_box *box, const char *context,
@@ -226,7 +244,6 @@ struct e2b_settle *e2b_settle_start(struct e2b_box *box, const char *context,
     s->context = mem_strdup(context);
     ev_timer_init(&s->timer, on_timer, 0, 0);
     s->timer.data = s;
-    arm(s, PROBE_S);
-    probe(s);
+    begin_probe(s);
     return s;
 }
