@@ -89,6 +89,8 @@ static const struct setting_row rows[SETTING_COUNT] = {
         "ms", "How long to wait for MARK_WAIT_REPLICAS"),
     [SETTING_STREAM_INTAKE] = BOOL("STREAM_INTAKE", ENVIRONMENT, "true",
         "Take jobs from the Redis Stream too"),
+    [SETTING_STREAM_BACKLOG_MAX] = INT("STREAM_BACKLOG_MAX", ENVIRONMENT, "10000", 0, 1000000000,
+        "", "Entries stay in the stream while so many jobs wait in the queue; 0: no limit"),
     [SETTING_JOB_DATA_MAX_BYTES] = INT("JOB_DATA_MAX_BYTES", ENVIRONMENT, "1048576", 1024,
         64 * MIB, "bytes", "Largest data of a job; a larger one fails unread"),
     [SETTING_REPLY_MAX_BYTES] = INT("REPLY_MAX_BYTES", RUNTIME, "4194304", 4096, GIB, "bytes",

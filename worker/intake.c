@@ -1,11 +1,10 @@
 /* The second door: entries of the Redis Stream "<prefix>:<queue>:stream:jobs" become BullMQ jobs,
- * once each. */
+ * once each and in the stream's order. */
 #include "worker/intake.h"
 
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/text.h"
-#include "worker/intake_check.h"
 #include "worker/queue/scripts.h"
 
 #include <ev.h>
@@ -13,205 +12,168 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GROUP           "workers"
-#define BATCH           "32"    /* entries a read */
-#define BLOCK_MS        5000    /* a read waits that long at most */
-#define MARGIN_MS       1000    /* past it the connection is not to be trusted */
-#define RECLAIM_S       5.0     /* how often entries of dead replicas are looked for */
-#define RECLAIM_IDLE_MS "15000" /* unadmitted for that long: their replica is dead or hangs */
-#define PAUSE_S         0.5     /* after an error */
-#define DEAD_KEPT       10000   /* dead letters kept */
-#define WAITING_MAX     256     /* admissions not yet answered: read no more until they are */
+#define GROUP      "workers"
+#define BATCH      100   /* entries that one call admits */
+#define DEAD_KEPT  10000 /* dead letters kept */
+#define BLOCK_MS   5000  /* longest wait for the bell; then what dead replicas left is looked for */
+#define MARGIN_MS  1000  /* past it the connection is not to be trusted */
+#define HELD_S     0.25  /* between two looks at a queue that is too full */
+#define PAUSE_S    1.0   /* after an error */
+#define LEAVE_S    1.0   /* how long Redis has to hear that we leave */
+#define CREDIT_MAX 200   /* jobs that have ended and let others in */
 
+/* Entries are admitted by one script, which takes them off the stream itself: so it is only there
+ * that their order, their acknowledgement and their becoming jobs meet. The blocking read is no
+ * more than a bell: it brings one entry, which the script then finds among the pending ones. */
 struct intake {
     struct queue *q;
-    struct redis *redis;
-    struct ev_timer pause, reclaim;
-    bool reading, stopped;
-    size_t waiting;  /* admissions under way; their callbacks hold a pointer to us */
-    char cursor[64]; /* of XAUTOCLAIM */
+    struct redis *bell; /* NULL once stopped */
+    struct ev_timer pause, leave_timer;
+    bool ringing, calling, stopped, held;
+    bool leaving; /* the call under way is the last one */
+    long long backlog_max;
+    int ended; /* jobs, not yet turned into entries beyond the limit */
+    char state[256];
+    void (*left)(void *data);
+    void *left_data;
 };
 
-static void read_more(struct intake *in);
+static void call_admit(struct intake *in);
 
-static void pause_then_read(struct intake *in)
+/* Where the state changes; said once. */
+static void set_state(struct intake *in, enum log_level level, bool held, const char *state)
 {
-    if (in->stopped || ev_is_active(&in->pause))
+    bool same = held ? in->held : !in->held && strcmp(in->state, state) == 0;
+    in->held = held;
+    snprintf(in->state, sizeof in->state, "%s", state);
+    if (!same)
+        log_write(level, NULL, "stream:jobs: %s", in->state);
+}
+
+static void pause_then_call(struct intake *in, double seconds)
+{
+    if (in->stopped)
         return;
-    ev_timer_set(&in->pause, PAUSE_S, 0);
+    ev_timer_stop(queue_options(in->q)->loop, &in->pause);
+    ev_timer_set(&in->pause, seconds, 0);
     ev_timer_start(queue_options(in->q)->loop, &in->pause);
-}
-
-static void on_judged(redisReply *reply, void *data)
-{
-    struct intake *in = data;
-    in->waiting--;
-    if (reply->type == REDIS_REPLY_INTEGER && reply->integer == 2)
-        log_info("a stream entry names a job id that exists already; nothing was added");
-    read_more(in);
-}
-
-static void bury(struct intake *in, const char *entry_id, const struct str *fields, size_t count,
-                 const char *why)
-{
-    log_warn("stream entry %s goes to stream:dead: %s", entry_id, why);
-    struct queue_call *call = queue_call_new(in->q, &script_dead, 2);
-    queue_call_key(call, "stream:jobs");
-    queue_call_key(call, "stream:dead");
-    queue_call_str(call, GROUP);
-    queue_call_str(call, entry_id);
-    queue_call_str(call, why);
-    queue_call_int(call, DEAD_KEPT);
-    for (size_t i = 0; i < count * 2 && i < 1000; i++)
-        queue_call_bytes(call, fields[i].data, fields[i].len);
-    in->waiting++;
-    queue_call_send(call, on_judged, in);
-}
-
-static void admit(struct intake *in, const char *entry_id, const struct intake_entry *e)
-{
-    static const char *const keys[] = {"stream:jobs", "wait",   "prioritized", "delayed", "meta",
-                                       "id",          "events", "marker",      "pc",      "active"};
-    struct queue_call *call = queue_call_new(in->q, &script_admit, 11);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        queue_call_key(call, keys[i]);
-    queue_call_job_key(call, &e->id, "");
-    queue_call_str(call, queue_prefix(in->q));
-    queue_call_str(call, GROUP);
-    queue_call_str(call, entry_id);
-    queue_call_bytes(call, e->id.data, e->id.len);
-    queue_call_bytes(call, e->name.data, e->name.len);
-    queue_call_bytes(call, e->data.data, e->data.len);
-    queue_call_bytes(call, e->opts.data, e->opts.len);
-    queue_call_int(call, text_now_ms());
-    in->waiting++;
-    queue_call_send(call, on_judged, in);
-}
-
-static void take_entry(struct intake *in, const redisReply *entry)
-{
-    if (entry->type != REDIS_REPLY_ARRAY || entry->elements < 2 ||
-        entry->element[0]->type != REDIS_REPLY_STRING)
-        return;
-    const char *entry_id = entry->element[0]->str;
-    const redisReply *list = entry->element[1];
-    if (list->type !=
-        REDIS_REPLY_ARRAY) { /* deleted while it was pending: nothing is left to admit */
-        bury(in, entry_id, NULL, 0, "the entry was deleted or trimmed before it was admitted");
-        return;
-    }
-    size_t count = list->elements / 2;
-    struct str *fields = mem_alloc((count * 2 + 1) * sizeof *fields);
-    for (size_t i = 0; i < count * 2; i++)
-        fields[i] = (struct str){list->element[i]->str, list->element[i]->len};
-    struct intake_entry e;
-    struct str id_storage = {NULL, 0};
-    char *why = intake_check(fields, count, entry_id, (size_t)queue_options(in->q)->data_max_bytes,
-                             &e, &id_storage);
-    if (why != NULL)
-        bury(in, entry_id, fields, count, why);
-    else
-        admit(in, entry_id, &e);
-    str_fini(&id_storage);
-    free(why);
-    free(fields);
-}
-
-static void take_entries(struct intake *in, const redisReply *entries)
-{
-    for (size_t i = 0; entries->type == REDIS_REPLY_ARRAY && i < entries->elements; i++)
-        take_entry(in, entries->element[i]);
-}
-
-static void on_group_made(struct redis *r, redisReply *reply, void *data)
-{
-    (void)r;
-    struct intake *in = data;
-    if (reply != NULL && reply->type == REDIS_REPLY_ERROR &&
-        strncmp(reply->str, "BUSYGROUP", 9) != 0) {
-        log_warn("stream:jobs: the consumer group cannot be made: %s", reply->str);
-        pause_then_read(in);
-    } else if (reply != NULL) {
-        read_more(in);
-    }
-}
-
-static void make_group(struct intake *in)
-{
-    struct str key = queue_key(in->q, "stream:jobs", 11);
-    const char *argv[] = {"XGROUP", "CREATE", key.data, GROUP, "0", "MKSTREAM"};
-    redis_command(in->redis, 6, argv, NULL, 0, on_group_made, in);
-    str_fini(&key);
-}
-
-static void on_read(struct redis *r, redisReply *reply, void *data)
-{
-    (void)r;
-    struct intake *in = data;
-    in->reading = false;
-    if (reply == NULL) /* on_state goes on */
-        return;
-    if (reply->type == REDIS_REPLY_ERROR) {
-        if (strncmp(reply->str, "NOGROUP", 7) ==
-            0) /* destroyed under us: what is left is read from 0 again */
-            make_group(in);
-        else
-            log_warn("stream:jobs cannot be read: %s", reply->str), pause_then_read(in);
-        return;
-    }
-    if (reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 && reply->element[0]->elements > 1)
-        take_entries(in, reply->element[0]->element[1]);
-    read_more(in);
-}
-
-static void read_more(struct intake *in)
-{
-    if (in->reading || in->stopped || in->waiting > WAITING_MAX || !redis_ready(in->redis) ||
-        ev_is_active(&in->pause))
-        return;
-    struct str key = queue_key(in->q, "stream:jobs", 11);
-    char block[16];
-    snprintf(block, sizeof block, "%d", BLOCK_MS);
-    const char *argv[] = {"XREADGROUP", "GROUP",  GROUP,   queue_options(in->q)->replica_id,
-                          "COUNT",      BATCH,    "BLOCK", block,
-                          "STREAMS",    key.data, ">"};
-    in->reading = redis_command(in->redis, 11, argv, NULL, BLOCK_MS + MARGIN_MS, on_read, in) == 0;
-    if (!in->reading)
-        pause_then_read(in);
-    str_fini(&key);
 }
 
 static void on_pause_over(struct ev_loop *loop, struct ev_timer *w, int revents)
 {
     (void)loop;
     (void)revents;
-    read_more(w->data);
+    call_admit(w->data);
 }
 
-static void on_reclaimed(struct redis *r, redisReply *reply, void *data)
+static void on_bell(struct redis *r, redisReply *reply, void *data)
 {
     (void)r;
     struct intake *in = data;
-    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY || reply->elements < 2)
+    in->ringing = false;
+    if (reply == NULL || in->stopped) /* on_state goes on */
         return;
-    snprintf(in->cursor, sizeof in->cursor, "%s", reply->element[0]->str);
-    take_entries(in, reply->element[1]);
-    /* Redis 7 tells apart what it dropped from the pending list because the entry is gone. */
-    if (reply->elements > 2 && reply->element[2]->elements > 0)
-        log_warn("%zu entries were deleted from stream:jobs before they were admitted",
-                 reply->element[2]->elements);
+    if (reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOGROUP", 7) != 0) {
+        set_state(in, LOG_LEVEL_WARN, false, reply->str);
+        pause_then_call(in, PAUSE_S);
+    } else {
+        call_admit(in); /* also when nothing came: a replica may have died with an entry in hand */
+    }
 }
 
-static void on_reclaim_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
+static void ring(struct intake *in)
 {
-    (void)loop;
-    (void)revents;
-    struct intake *in = w->data;
-    if (in->stopped)
+    struct str key = queue_key(in->q, "stream:jobs", 11);
+    char block[16];
+    snprintf(block, sizeof block, "%d", BLOCK_MS);
+    const char *argv[] = {"XREADGROUP", "GROUP",  GROUP,   queue_options(in->q)->replica_id,
+                          "COUNT",      "1",      "BLOCK", block,
+                          "STREAMS",    key.data, ">"};
+    in->ringing = redis_command(in->bell, 11, argv, NULL, BLOCK_MS + MARGIN_MS, on_bell, in) == 0;
+    if (!in->ringing)
+        pause_then_call(in, PAUSE_S);
+    str_fini(&key);
+}
+
+static void has_left(struct intake *in)
+{
+    ev_timer_stop(queue_options(in->q)->loop, &in->leave_timer);
+    void (*left)(void *) = in->left;
+    in->left = NULL;
+    if (left != NULL)
+        left(in->left_data);
+}
+
+/* The script's answer: {admitted, letters, beyond the limit, held, waiting, more, wrong}. */
+static void go_on(struct intake *in, const redisReply *reply)
+{
+    long long letters = reply->element[1]->integer, waiting = reply->element[4]->integer;
+    bool held = reply->element[3]->len > 0, more = reply->element[5]->len > 0;
+    const char *wrong = reply->element[6]->str;
+    char text[160];
+    in->ended -= 2 * (int)reply->element[2]->integer;
+    if (letters > 0)
+        log_warn("%lld stream entries went to stream:dead, each with its reason", letters);
+    if (wrong[0] != '\0') {
+        set_state(in, LOG_LEVEL_WARN, false, wrong);
+        pause_then_call(in, PAUSE_S);
+    } else if (held) {
+        snprintf(text, sizeof text,
+                 "entries are held back: %lld jobs wait in the queue, STREAM_BACKLOG_MAX is %lld",
+                 waiting, in->backlog_max);
+        set_state(in, LOG_LEVEL_INFO, true, text);
+        pause_then_call(in, HELD_S);
+    } else {
+        set_state(in, LOG_LEVEL_INFO, false, "open");
+        if (more)
+            call_admit(in);
+        else
+            ring(in);
+    }
+}
+
+static void on_admitted(redisReply *reply, void *data)
+{
+    struct intake *in = data;
+    in->calling = false;
+    if (in->stopped) {
+        if (in->leaving)
+            has_left(in);
+        else
+            call_admit(in);
+    } else if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 7) {
+        go_on(in, reply);
+    } else {
+        set_state(in, LOG_LEVEL_WARN, false,
+                  reply->type == REDIS_REPLY_ERROR ? reply->str : "unexpected answer");
+        pause_then_call(in, PAUSE_S);
+    }
+}
+
+static void call_admit(struct intake *in)
+{
+    static const char *const keys[] = {"stream:jobs", "stream:dead", "wait",   "prioritized",
+                                       "delayed",     "meta",        "id",     "events",
+                                       "marker",      "pc",          "active", "paused"};
+    if (in->calling || in->ringing)
         return;
-    const char *argv[] = {"XAUTOCLAIM",    "stream:jobs", GROUP,   queue_options(in->q)->replica_id,
-                          RECLAIM_IDLE_MS, in->cursor,    "COUNT", BATCH};
-    queue_command(in->q, 8, argv, NULL, on_reclaimed, in);
+    const struct queue_options *o = queue_options(in->q);
+    struct queue_call *call = queue_call_new(in->q, &script_admit, 12);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        queue_call_key(call, keys[i]);
+    queue_call_str(call, queue_prefix(in->q));
+    queue_call_str(call, GROUP);
+    queue_call_str(call, o->replica_id);
+    queue_call_int(call, text_now_ms());
+    queue_call_int(call, BATCH);
+    queue_call_int(call, o->data_max_bytes);
+    queue_call_int(call, in->backlog_max);
+    queue_call_int(call, in->ended / 2);
+    queue_call_int(call, DEAD_KEPT);
+    queue_call_str(call, in->stopped ? "1" : "");
+    in->calling = true;
+    in->leaving = in->stopped;
+    queue_call_send(call, on_admitted, in);
 }
 
 static void on_state(struct redis *r, bool ready, const char *reason, void *data)
@@ -219,37 +181,66 @@ static void on_state(struct redis *r, bool ready, const char *reason, void *data
     (void)r;
     (void)reason;
     struct intake *in = data;
-    in->reading = false;
+    in->ringing = false;
     if (ready && !in->stopped)
-        make_group(in);
+        call_admit(in);
 }
 
-struct intake *intake_new(struct queue *q, const struct redis_url *url)
+static void on_leave_late(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    has_left(w->data);
+}
+
+struct intake *intake_new(struct queue *q, const struct redis_url *url, long long backlog_max)
 {
     struct intake *in = mem_alloc(sizeof *in);
     in->q = q;
-    strcpy(in->cursor, "0-0");
+    in->backlog_max = backlog_max;
+    strcpy(in->state, "open");
     ev_timer_init(&in->pause, on_pause_over, PAUSE_S, 0);
-    ev_timer_init(&in->reclaim, on_reclaim_timer, RECLAIM_S, RECLAIM_S);
-    in->pause.data = in->reclaim.data = in;
-    ev_timer_start(queue_options(q)->loop, &in->reclaim);
-    in->redis = redis_new(queue_options(q)->loop,
-                          &(struct redis_options){.url = url, .label = "stream"}, on_state, in);
+    ev_timer_init(&in->leave_timer, on_leave_late, LEAVE_S, 0);
+    in->pause.data = in->leave_timer.data = in;
+    in->bell = redis_new(queue_options(q)->loop,
+                         &(struct redis_options){.url = url, .label = "stream"}, on_state, in);
     return in;
 }
 
-void intake_stop(struct intake *in)
+void intake_job_ended(struct intake *in)
 {
-    in->stopped = true; /* a read under way is the last one; what it brings is still admitted */
-    ev_timer_stop(queue_options(in->q)->loop, &in->pause);
-    ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
+    if (in->ended < CREDIT_MAX)
+        in->ended++;
+}
+
+const char *intake_describe(const struct intake *in)
+{
+    return in->state;
+}
+
+void intake_stop(struct intake *in, void (*left)(void *data), void *data)
+{
+    if (in->stopped)
+        return;
+    struct ev_loop *loop = queue_options(in->q)->loop;
+    in->stopped = true;
+    in->left = left;
+    in->left_data = data;
+    ev_timer_stop(loop, &in->pause);
+    redis_free(in->bell); /* what it may bring still is admitted below, or by another replica */
+    in->bell = NULL;
+    in->ringing = false;
+    ev_timer_start(loop, &in->leave_timer);
+    call_admit(in);
 }
 
 void intake_free(struct intake *in)
 {
+    struct ev_loop *loop = queue_options(in->q)->loop;
     in->stopped = true;
-    redis_free(in->redis);
-    ev_timer_stop(queue_options(in->q)->loop, &in->pause);
-    ev_timer_stop(queue_options(in->q)->loop, &in->reclaim);
+    if (in->bell != NULL)
+        redis_free(in->bell);
+    ev_timer_stop(loop, &in->pause);
+    ev_timer_stop(loop, &in->leave_timer);
     free(in);
 }

@@ -14,17 +14,19 @@
 
 #define REFRESH_S 5.0
 #define EXPIRE_MS "20000"
+#define LEAVE_S   1.0   /* how long Redis has to hear that we leave */
 #define FORGET_MS 60000 /* replicas not seen for that long leave the index */
 
 struct presence {
     struct queue *q;
     const struct settings *settings;
-    long long (*running)(void *data);
-    bool (*draining)(void *data);
-    void *data;
+    struct presence_host host;
     char *key; /* suffix: "replica:<id>" */
     long long started;
-    struct ev_timer timer;
+    struct ev_timer timer, leave_timer;
+    bool leaving;
+    void (*left)(void *data);
+    void *left_data;
 };
 
 static void command(struct presence *p, int argc, const char *const *argv)
@@ -34,7 +36,7 @@ static void command(struct presence *p, int argc, const char *const *argv)
 
 void presence_refresh(struct presence *p)
 {
-    if (!queue_is_ready(p->q))
+    if (!queue_is_ready(p->q) || p->leaving)
         return;
     const struct queue_options *o = queue_options(p->q);
     char host[256] = "", now[32], started[32], runs[32], old[32], pid[16];
@@ -44,7 +46,7 @@ void presence_refresh(struct presence *p)
     snprintf(now, sizeof now, "%lld", text_now_ms());
     snprintf(old, sizeof old, "%lld", text_now_ms() - FORGET_MS);
     snprintf(started, sizeof started, "%lld", p->started);
-    snprintf(runs, sizeof runs, "%lld", p->running(p->data));
+    snprintf(runs, sizeof runs, "%lld", p->host.running(p->host.data));
     bool enabled = strcmp(driver, "DISABLED") != 0 && strcmp(driver, "INVALID") != 0;
     const char *const set[] = {"HSET",      p->key,
                                "host",      host,
@@ -55,7 +57,8 @@ void presence_refresh(struct presence *p)
                                "enabled",   enabled ? "1" : "0",
                                "why",       why,
                                "running",   runs,
-                               "draining",  p->draining(p->data) ? "1" : "0",
+                               "draining",  p->host.draining(p->host.data) ? "1" : "0",
+                               "intake",    p->host.intake(p->host.data),
                                "startedAt", started,
                                "seenAt",    now};
     const char *const expire[] = {"PEXPIRE", p->key, EXPIRE_MS};
@@ -69,12 +72,42 @@ void presence_refresh(struct presence *p)
     command(p, 3, keep);
 }
 
-void presence_leave(struct presence *p)
+static void has_left(struct presence *p)
 {
+    ev_timer_stop(queue_options(p->q)->loop, &p->leave_timer);
+    void (*left)(void *) = p->left;
+    p->left = NULL;
+    if (left != NULL)
+        left(p->left_data);
+}
+
+static void on_left(struct redis *r, redisReply *reply, void *data)
+{
+    (void)r;
+    (void)reply;
+    has_left(data);
+}
+
+static void on_leave_late(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    has_left(w->data);
+}
+
+void presence_leave(struct presence *p, void (*left)(void *data), void *data)
+{
+    struct ev_loop *loop = queue_options(p->q)->loop;
+    p->leaving = true;
+    p->left = left;
+    p->left_data = data;
+    ev_timer_stop(loop, &p->timer);
+    ev_timer_start(loop, &p->leave_timer);
     const char *const del[] = {"DEL", p->key};
     const char *const rem[] = {"ZREM", "index:replicas", queue_options(p->q)->replica_id};
     command(p, 2, del);
-    command(p, 3, rem);
+    if (queue_command(p->q, 3, rem, NULL, on_left, p) != 0)
+        ev_feed_event(loop, &p->leave_timer, EV_TIMER); /* not connected: nobody to tell */
 }
 
 static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
@@ -85,19 +118,17 @@ static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
 }
 
 struct presence *presence_new(struct queue *q, const struct settings *settings,
-                              long long (*running)(void *data), bool (*draining)(void *data),
-                              void *data)
+                              const struct presence_host *host)
 {
     struct presence *p = mem_alloc(sizeof *p);
     p->q = q;
     p->settings = settings;
-    p->running = running;
-    p->draining = draining;
-    p->data = data;
+    p->host = *host;
     p->started = text_now_ms();
     p->key = mem_printf("replica:%s", queue_options(q)->replica_id);
     ev_timer_init(&p->timer, on_timer, REFRESH_S, REFRESH_S);
-    p->timer.data = p;
+    ev_timer_init(&p->leave_timer, on_leave_late, LEAVE_S, 0);
+    p->timer.data = p->leave_timer.data = p;
     ev_timer_start(queue_options(q)->loop, &p->timer);
     return p;
 }
@@ -105,6 +136,7 @@ struct presence *presence_new(struct queue *q, const struct settings *settings,
 void presence_free(struct presence *p)
 {
     ev_timer_stop(queue_options(p->q)->loop, &p->timer);
+    ev_timer_stop(queue_options(p->q)->loop, &p->leave_timer);
     free(p->key);
     free(p);
 }

@@ -51,6 +51,7 @@ struct worker {
     long long limited_until; /* monotonic ms: rate limited */
     struct ev_timer pause;   /* until the next claim */
     bool draining, stopping, ended_said;
+    bool intake_left;
     struct ev_timer drain_timer;
     void (*ended)(void *data);
     void *ended_data;
@@ -172,6 +173,8 @@ static void on_run_ended(struct run *run, const struct claim_answer *answer, voi
         link = run_link(*link);
     *link = *run_link(run);
     w->running--;
+    if (w->intake != NULL)
+        intake_job_ended(w->intake);
     if (answer != NULL && answer->job != NULL) {
         take_job(w, answer->job);
         pump(w);
@@ -255,13 +258,19 @@ static void say_ended(void *data)
     w->ended(w->ended_data);
 }
 
+static void on_disposed(void *data)
+{
+    struct worker *w = data;
+    presence_leave(w->presence, say_ended, w);
+}
+
 static void check_drained(struct worker *w)
 {
-    if (!w->draining || w->ended_said || w->running > 0 || w->claiming)
+    if (!w->draining || w->ended_said || w->running > 0 || w->claiming || !w->intake_left)
         return;
     w->ended_said = true;
     ev_timer_stop(w->loop, &w->drain_timer);
-    factory_dispose(w->factory, say_ended, w);
+    factory_dispose(w->factory, on_disposed, w);
     w->factory = NULL;
 }
 
@@ -284,6 +293,13 @@ static void on_drain_limit(struct ev_loop *loop, struct ev_timer *t, int revents
     check_drained(w);
 }
 
+static void on_intake_left(void *data)
+{
+    struct worker *w = data;
+    w->intake_left = true;
+    check_drained(w);
+}
+
 void worker_drain(struct worker *w, void (*ended)(void *data), void *data)
 {
     w->ended = ended;
@@ -296,7 +312,7 @@ void worker_drain(struct worker *w, void (*ended)(void *data), void *data)
     w->draining = true;
     ev_timer_stop(w->loop, &w->pause);
     if (w->intake != NULL)
-        intake_stop(w->intake);
+        intake_stop(w->intake, on_intake_left, w);
     if (!w->stopping) {
         ev_timer_stop(w->loop, &w->drain_timer);
         ev_timer_set(&w->drain_timer, limit, 0);
@@ -326,6 +342,12 @@ static long long slots(const struct settings *s)
 static long long running(void *data)
 {
     return ((struct worker *)data)->running;
+}
+
+static const char *intake_state(void *data)
+{
+    struct worker *w = data;
+    return w->intake != NULL ? intake_describe(w->intake) : "off";
 }
 
 static bool is_draining(void *data)
@@ -395,10 +417,12 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
                              settings_int(settings, SETTING_MAX_STALLED_COUNT), on_stalled_woke, w);
     w->marker = marker_new(w->queue, &url);
     if (settings_bool(settings, SETTING_STREAM_INTAKE))
-        w->intake = intake_new(w->queue, &url);
+        w->intake = intake_new(w->queue, &url, settings_int(settings, SETTING_STREAM_BACKLOG_MAX));
+    w->intake_left = w->intake == NULL;
     w->control = control_new(w->queue, &url,
                              &(struct control_host){stop_job, stop_thread, fail_cancelled, w});
-    w->presence = presence_new(w->queue, settings, running, is_draining, w);
+    w->presence = presence_new(w->queue, settings,
+                               &(struct presence_host){running, is_draining, intake_state, w});
     struct driver_host host = {.loop = loop,
                                .replica_id = w->replica_id,
                                .lock_duration_ms =
@@ -418,7 +442,6 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
 
 void worker_free(struct worker *w)
 {
-    presence_leave(w->presence);
     redis_free(w->redis); /* first: commands under way get their callback while all is there */
     marker_free(w->marker);
     ev_timer_stop(w->loop, &w->pause); /* such a callback may have started it */

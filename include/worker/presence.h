@@ -8,11 +8,18 @@ struct settings;
 struct presence;
 
 /* Hash "replica:<id>" (expires) and its entry in "index:replicas", refreshed every few seconds. */
+struct presence_host { /* what it asks for; data is handed back */
+    long long (*running)(void *data);
+    bool (*draining)(void *data);
+    const char *(*intake)(void *data); /* of the stream; see intake_describe */
+    void *data;
+};
 struct presence *presence_new(struct queue *q, const struct settings *settings,
-                              long long (*running)(void *data), bool (*draining)(void *data),
-                              void *data);
+                              const struct presence_host *host);
 void presence_free(struct presence *p);
 void presence_refresh(struct presence *p); /* now */
-void presence_leave(struct presence *p);   /* best effort, before the connection is closed */
+/* Takes this replica off, for good; `left` runs once from the loop when Redis has heard it, or after
+ * a second. */
+void presence_leave(struct presence *p, void (*left)(void *data), void *data);
 
 #endif
