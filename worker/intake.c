@@ -34,6 +34,8 @@ struct intake {
     long long backlog_max;
     int ended; /* jobs, not yet turned into entries beyond the limit */
     char state[256];
+    void (*changed)(void *data);
+    void *changed_data;
     void (*left)(void *data);
     void *left_data;
 };
@@ -46,8 +48,10 @@ static void set_state(struct intake *in, enum log_level level, bool held, const 
     bool same = held ? in->held : !in->held && strcmp(in->state, state) == 0;
     in->held = held;
     snprintf(in->state, sizeof in->state, "%s", state);
-    if (!same)
-        log_write(level, NULL, "stream:jobs: %s", in->state);
+    if (same)
+        return;
+    log_write(level, NULL, "stream:jobs: %s", in->state);
+    in->changed(in->changed_data);
 }
 
 static void pause_then_call(struct intake *in, double seconds)
@@ -193,11 +197,14 @@ static void on_leave_late(struct ev_loop *loop, struct ev_timer *w, int revents)
     has_left(w->data);
 }
 
-struct intake *intake_new(struct queue *q, const struct redis_url *url, long long backlog_max)
+struct intake *intake_new(struct queue *q, const struct redis_url *url, long long backlog_max,
+                          void (*changed)(void *data), void *data)
 {
     struct intake *in = mem_alloc(sizeof *in);
     in->q = q;
     in->backlog_max = backlog_max;
+    in->changed = changed;
+    in->changed_data = data;
     strcpy(in->state, "open");
     ev_timer_init(&in->pause, on_pause_over, PAUSE_S, 0);
     ev_timer_init(&in->leave_timer, on_leave_late, LEAVE_S, 0);

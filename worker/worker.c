@@ -350,6 +350,11 @@ static const char *intake_state(void *data)
     return w->intake != NULL ? intake_describe(w->intake) : "off";
 }
 
+static void on_intake_changed(void *data)
+{
+    presence_refresh(((struct worker *)data)->presence);
+}
+
 static bool is_draining(void *data)
 {
     return ((struct worker *)data)->draining;
@@ -417,7 +422,8 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
                              settings_int(settings, SETTING_MAX_STALLED_COUNT), on_stalled_woke, w);
     w->marker = marker_new(w->queue, &url);
     if (settings_bool(settings, SETTING_STREAM_INTAKE))
-        w->intake = intake_new(w->queue, &url, settings_int(settings, SETTING_STREAM_BACKLOG_MAX));
+        w->intake = intake_new(w->queue, &url, settings_int(settings, SETTING_STREAM_BACKLOG_MAX),
+                               on_intake_changed, w);
     w->intake_left = w->intake == NULL;
     w->control = control_new(w->queue, &url,
                              &(struct control_host){stop_job, stop_thread, fail_cancelled, w});

@@ -10,8 +10,10 @@ struct intake;
 /* Consumer group "workers" (made from 0, MKSTREAM), one consumer a replica, read on a blocking
  * connection of its own. What cannot be admitted goes to "stream:dead" with the reason. While
  * backlog_max jobs or more wait in the queue (0: no limit) entries stay in the stream, but for one
- * in two jobs that this replica ends. */
-struct intake *intake_new(struct queue *q, const struct redis_url *url, long long backlog_max);
+ * in two jobs that this replica ends. `changed` runs when intake_describe has something new to say.
+ */
+struct intake *intake_new(struct queue *q, const struct redis_url *url, long long backlog_max,
+                          void (*changed)(void *data), void *data);
 void intake_free(struct intake *in);
 
 /* One of this replica's jobs has ended. */

@@ -18,8 +18,8 @@ struct presence *presence_new(struct queue *q, const struct settings *settings,
                               const struct presence_host *host);
 void presence_free(struct presence *p);
 void presence_refresh(struct presence *p); /* now */
-/* Takes this replica off, for good; `left` runs once from the loop when Redis has heard it, or after
- * a second. */
+/* Takes this replica off, for good; `left` runs once from the loop when Redis has heard it, or
+ * after a second. */
 void presence_leave(struct presence *p, void (*left)(void *data), void *data);
 
 #endif
