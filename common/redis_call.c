@@ -105,9 +105,19 @@ static size_t framed_size(size_t len)
     return 1 + digits(len) + 2 + len + 2;
 }
 
+int redis_frame_head(char *out, size_t len)
+{
+    int count = (int)digits(len);
+    out[0] = '$';
+    for (int i = count; i > 0; i--, len /= 10)
+        out[i] = (char)('0' + len % 10);
+    memcpy(out + count + 1, "\r\n", 2);
+    return count + 3;
+}
+
 static char *frame(char *out, const char *data, size_t len)
 {
-    out += sprintf(out, "$%zu\r\n", len);
+    out += redis_frame_head(out, len);
     if (len)
         memcpy(out, data, len);
     memcpy(out + len, "\r\n", 2);
@@ -195,15 +205,14 @@ int redis_command(struct redis *r, int argc, const char *const *argv, const size
     return redis_send(r, REDIS_STEP_USER, argc, argv, lens, timeout_ms, cb, data);
 }
 
-int redis_script_call(struct redis *r, const struct redis_script *script, int nkeys, int argc,
-                      const char *const *argv, const size_t *lens, int timeout_ms,
-                      redis_reply_fn cb, void *data)
+int redis_script_call_framed(struct redis *r, const struct redis_script *script, int nkeys,
+                             int argc, const char *args, size_t len, int timeout_ms,
+                             redis_reply_fn cb, void *data)
 {
     char key_count[16];
     snprintf(key_count, sizeof(key_count), "%d", nkeys);
     const char *const head[] = {"EVALSHA", script->sha1};
-    size_t head_size = frames_size(2, head, NULL);
-    size_t size = head_size + framed_size(strlen(key_count)) + frames_size(argc, argv, lens);
+    size_t size = frames_size(2, head, NULL) + framed_size(strlen(key_count)) + len;
     if (r->state != REDIS_STATE_READY || argc < nkeys || !call_fits(r, size))
         return -1;
 
@@ -214,7 +223,7 @@ int redis_script_call(struct redis *r, const struct redis_script *script, int nk
     out = frames(out, 2, head, NULL);
     call->tail = (size_t)(out - call->bytes);
     out = frame(out, key_count, strlen(key_count));
-    frames(out, argc, argv, lens);
+    memcpy(out, args, len);
     call->script = script;
     call->argc = 1 + argc;
     snprintf(call->name, sizeof(call->name), "%s", script->name);
@@ -223,6 +232,20 @@ int redis_script_call(struct redis *r, const struct redis_script *script, int nk
     call_set_deadline(r, call, timeout_ms);
     call_start(r, call);
     return 0;
+}
+
+int redis_script_call(struct redis *r, const struct redis_script *script, int nkeys, int argc,
+                      const char *const *argv, const size_t *lens, int timeout_ms,
+                      redis_reply_fn cb, void *data)
+{
+    size_t len = frames_size(argc, argv, lens);
+    char *args = malloc(len + 1); /* sized by the caller's data, so it may fail */
+    if (!args)
+        return -1;
+    frames(args, argc, argv, lens);
+    int rc = redis_script_call_framed(r, script, nkeys, argc, args, len, timeout_ms, cb, data);
+    free(args);
+    return rc;
 }
 
 /* The same call again with the script's text; the deadline stays. */

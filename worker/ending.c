@@ -25,6 +25,7 @@ struct ending {
     size_t message_count;
     long long first_seq;
     bool fresh, taken, sent, freed;
+    bool uncommon; /* only BullMQ's own script can end it */
 };
 
 static void send(struct ending *e);
@@ -147,6 +148,11 @@ static void on_finished(enum finish_result result, const struct claim_answer *ne
         free_now(e);
         return;
     }
+    if (result == FINISH_RESULT_UNCOMMON) {
+        e->uncommon = true;
+        send(e);
+        return;
+    }
     bool children = result == FINISH_RESULT_CHILDREN || result == FINISH_RESULT_FAILED_CHILDREN;
     if (children && e->kind == ENDING_COMPLETED) {
         /* A parent whose children are not done cannot be completed: it fails, with a stock Worker's
@@ -198,7 +204,8 @@ static void take_messages(struct ending *e)
 static void send(struct ending *e)
 {
     e->sent = true;
-    if (e->kind != ENDING_RETRIED || e->delay_ms > 0)
+    bool resent = e->uncommon && e->kind == ENDING_COMPLETED;
+    if (!resent && (e->kind != ENDING_RETRIED || e->delay_ms > 0))
         take_messages(e);
     char *trace = e->kind == ENDING_COMPLETED ? NULL : stacktrace(e);
     struct finish f = {
@@ -220,7 +227,10 @@ static void send(struct ending *e)
         .fresh_reply = e->fresh,
         .reply_ttl_ms = settings_int(e->o.settings, SETTING_REPLY_TTL_MS),
     };
-    finish_send(e->o.queue, &f, on_finished, e);
+    if (e->kind == ENDING_COMPLETED && !e->uncommon)
+        turn_complete(e->o.turn, &f, on_finished, e);
+    else
+        finish_send(e->o.queue, &f, on_finished, e);
     free(trace);
 }
 

@@ -174,6 +174,7 @@ static void finish(void *data)
     run_enter(run, RUN_ENDING);
     struct ending_options o = {
         .queue = run->host->queue,
+        .turn = run->host->turn,
         .claimed = run->claimed,
         .opts = &run->opts,
         .job = &run->job,

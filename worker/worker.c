@@ -12,6 +12,7 @@
 #include "worker/presence.h"
 #include "worker/queue/marker.h"
 #include "worker/queue/stalled.h"
+#include "worker/queue/turn.h"
 #include "worker/run.h"
 #include "worker/thread_records.h"
 
@@ -36,6 +37,7 @@ struct worker {
     char replica_id[37];
     struct redis *redis;
     struct queue *queue;
+    struct turn *turn;
     struct locks *locks;
     struct stalled *stalled;
     struct marker *marker;
@@ -417,6 +419,7 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
         .keep_completed = completed,
         .keep_failed = failed,
     });
+    w->turn = turn_new(w->queue);
     w->locks = locks_new(w->queue, settings_int(settings, SETTING_LOCK_RENEW_MS));
     w->stalled = stalled_new(w->queue, settings_int(settings, SETTING_STALLED_INTERVAL_MS),
                              settings_int(settings, SETTING_MAX_STALLED_COUNT), on_stalled_woke, w);
@@ -435,7 +438,7 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
                                    settings_int(settings, SETTING_LOCK_DURATION_MS)};
     thread_records_attach(&host, w->queue);
     w->factory = factory_new(&host);
-    w->host = (struct run_host){loop,    w->queue,    w->redis,  w->locks,     w->factory,
+    w->host = (struct run_host){loop,    w->queue,    w->turn,   w->redis,     w->locks, w->factory,
                                 w->http, w->settings, may_fetch, on_run_ended, w};
     redis_url_fini(&url);
     const char *not_named;
@@ -459,6 +462,7 @@ void worker_free(struct worker *w)
     locks_free(w->locks);
     http_free(w->http);
     presence_free(w->presence);
+    turn_free(w->turn);
     queue_free(w->queue);
     settings_free(w->settings);
     free(w);

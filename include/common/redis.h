@@ -87,8 +87,16 @@ struct redis_script {
     const char *sha1; /* 40 hex digits */
 };
 
+/* Writes "$<len>\r\n", what goes before an argument of len bytes (and "\r\n" behind it); returns its
+ * length. out has room for 24 bytes. */
+int redis_frame_head(char *out, size_t len);
+
 /* EVALSHA; on NOSCRIPT the same call again as EVAL, invisible to the caller. The argv given are
- * KEYS then ARGV. Otherwise as redis_command. */
+ * KEYS then ARGV; framed: as they go to Redis, len bytes of argc arguments. Otherwise as
+ * redis_command. */
+int redis_script_call_framed(struct redis *r, const struct redis_script *script, int nkeys,
+                             int argc, const char *args, size_t len, int timeout_ms,
+                             redis_reply_fn cb, void *data);
 int redis_script_call(struct redis *r, const struct redis_script *script, int nkeys, int argc,
                       const char *const *argv, const size_t *lens, int timeout_ms,
                       redis_reply_fn cb, void *data);

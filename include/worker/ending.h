@@ -3,7 +3,7 @@
 #define SANDPIPER_WORKER_ENDING_H
 
 #include "worker/job.h"
-#include "worker/queue/finish.h"
+#include "worker/queue/turn.h"
 #include "worker/reply.h"
 #include "worker/result.h"
 
@@ -12,6 +12,7 @@ struct ending;
 
 struct ending_options { /* everything outlives the ending */
     struct queue *queue;
+    struct turn *turn;
     const struct claimed_job *claimed;
     const struct jobopts *opts;
     const struct job *job;

@@ -8,10 +8,12 @@
 
 struct http;
 struct run;
+struct turn;
 
 struct run_host { /* what the worker gives every run; outlives them */
     struct ev_loop *loop;
     struct queue *queue;
+    struct turn *turn;
     struct redis *redis;
     struct locks *locks;
     struct factory *factory;

@@ -7,6 +7,7 @@
 #include "worker/queue/msgpack.h"
 #include "worker/queue/scripts.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,56 +41,62 @@ static long long number(const redisReply *r)
     return r->type == REDIS_REPLY_STRING ? strtoll(r->str, NULL, 10) : 0;
 }
 
-static void take_field(struct claimed_job *job, const redisReply *name, const redisReply *value)
+static void take_settings(struct claimed_job *job, const redisReply *settings)
 {
-    const struct {
-        const char *name;
-        struct str *text;
-        long long *number;
-    } fields[] = {
-        {"name", &job->name, NULL},
-        {"data", &job->data, NULL},
-        {"opts", &job->opts, NULL},
-        {"sp:t", &job->thread, NULL},
-        {"sp:run", &job->mark, NULL},
-        {"defa", &job->defa, NULL},
-        {"stacktrace", &job->stacktrace, NULL},
-        {"rjk", &job->scheduler, NULL},
-        {"timestamp", NULL, &job->timestamp},
-        {"atm", NULL, &job->attempts_made},
-        {"ats", NULL, &job->attempts_started},
-        {"sp:seq", NULL, &job->last_seq},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (name->type != REDIS_REPLY_STRING || strcmp(name->str, fields[i].name) != 0)
-            continue;
-        if (fields[i].number != NULL) {
-            *fields[i].number = number(value);
-        } else {
-            str_fini(fields[i].text);
-            *fields[i].text = from_reply(value);
-        }
-    }
-}
-
-/* The fifth element: runtime settings, then the thread's record. */
-static void take_thread_info(struct claimed_job *job, const redisReply *info)
-{
-    struct str *const record[] = {&job->replica_before, &job->sandbox, &job->creation, &job->actor};
-    if (info->type != REDIS_REPLY_ARRAY || info->elements < 5)
-        return;
-    for (size_t i = 0; i < 4; i++)
-        *record[i] = from_reply(info->element[i + 1]);
-    job->cancelled = info->elements > 5 && info->element[5]->type == REDIS_REPLY_STRING &&
-                     info->element[5]->len > 0;
-    const redisReply *settings = info->element[0];
-    if (settings->type != REDIS_REPLY_ARRAY || settings->elements < 2)
+    if (settings == NULL || settings->type != REDIS_REPLY_ARRAY || settings->elements < 2)
         return;
     job->runtime_count = settings->elements / 2;
     job->runtime = mem_alloc(job->runtime_count * 2 * sizeof *job->runtime);
     for (size_t i = 0; i < job->runtime_count * 2; i++)
         job->runtime[i] = mem_strdup(
             settings->element[i]->type == REDIS_REPLY_STRING ? settings->element[i]->str : "");
+}
+
+/* In the order of spRead in claimed.lua. */
+static void take_fields(struct claimed_job *job, redisReply *const *f)
+{
+    job->name = from_reply(f[0]);
+    job->data = from_reply(f[1]);
+    job->opts = from_reply(f[2]);
+    job->timestamp = number(f[3]);
+    job->attempts_made = number(f[4]);
+    job->attempts_started = number(f[5]);
+    job->thread = from_reply(f[6]);
+    job->mark = from_reply(f[7]);
+    job->last_seq = number(f[8]);
+    job->defa = from_reply(f[9]);
+    job->stacktrace = from_reply(f[10]);
+    job->scheduler = from_reply(f[11]);
+    if (job->mark.len == 0) /* a retry clears the mark by emptying it */
+        str_fini(&job->mark);
+}
+
+enum { FIELDS = 12, ELEMENTS = 8 }; /* of a job, see fetchNextJob.lua */
+
+static struct claimed_job *take_job(const redisReply *reply, const struct str *token,
+                                    const redisReply *settings)
+{
+    if (reply->type != REDIS_REPLY_ARRAY || reply->elements != ELEMENTS)
+        return NULL;
+    redisReply *const *e = reply->element;
+    if (e[0]->type != REDIS_REPLY_ARRAY || e[0]->elements != FIELDS ||
+        e[1]->type != REDIS_REPLY_STRING)
+        return NULL;
+    struct claimed_job *job = mem_alloc(sizeof *job);
+    job->id = from_reply(e[1]);
+    job->token = str_copy(token);
+    job->claimed_at = text_now_ms();
+    take_fields(job, e[0]->element);
+    if (e[4]->type == REDIS_REPLY_ARRAY && e[4]->elements >= 4) {
+        struct str *const record[] = {&job->replica_before, &job->sandbox, &job->creation,
+                                      &job->actor};
+        for (size_t i = 0; i < 4; i++)
+            *record[i] = from_reply(e[4]->element[i]);
+    }
+    job->pending_children = number(e[5]);
+    take_settings(job, settings);
+    job->cancelled = number(e[7]) != 0;
+    return job;
 }
 
 void claim_parse(const redisReply *reply, const struct str *token, struct claim_answer *out)
@@ -99,22 +106,27 @@ void claim_parse(const redisReply *reply, const struct str *token, struct claim_
         return;
     out->limited_ms = number(reply->element[2]);
     out->next_delayed_at = number(reply->element[3]);
-    const redisReply *hash = reply->element[0];
-    if (hash->type != REDIS_REPLY_ARRAY || reply->element[1]->type != REDIS_REPLY_STRING)
+    out->job = take_job(reply, token, reply->elements == ELEMENTS ? reply->element[6] : NULL);
+}
+
+void claim_batch_init(struct claim_batch *b, const redisReply *reply)
+{
+    *b = (struct claim_batch){NULL, NULL, 0, 0, 0};
+    if (reply == NULL || reply->element[1]->type != REDIS_REPLY_ARRAY)
         return;
-    struct claimed_job *job = mem_alloc(sizeof *job);
-    job->id = from_reply(reply->element[1]);
-    job->token = str_copy(token);
-    job->claimed_at = text_now_ms();
-    for (size_t i = 0; i + 1 < hash->elements; i += 2)
-        take_field(job, hash->element[i], hash->element[i + 1]);
-    if (job->mark.len == 0) /* a retry clears the mark by emptying it */
-        str_fini(&job->mark);
-    if (reply->elements > 4)
-        take_thread_info(job, reply->element[4]);
-    if (reply->elements > 5)
-        job->pending_children = number(reply->element[5]);
-    out->job = job;
+    b->jobs = reply->element[1];
+    b->limited_ms = number(reply->element[2]);
+    b->next_delayed_at = number(reply->element[3]);
+    if (b->jobs->elements > 0 && b->jobs->element[0]->type == REDIS_REPLY_ARRAY &&
+        b->jobs->element[0]->elements == ELEMENTS)
+        b->settings = b->jobs->element[0]->element[6];
+}
+
+void claim_batch_next(struct claim_batch *b, const struct str *token, struct claim_answer *out)
+{
+    *out = (struct claim_answer){NULL, b->limited_ms, b->next_delayed_at};
+    if (b->jobs != NULL && b->taken < b->jobs->elements)
+        out->job = take_job(b->jobs->element[b->taken++], token, b->settings);
 }
 
 void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *token,
@@ -122,9 +134,11 @@ void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *t
 {
     const struct queue_options *o = queue_options(q);
     bool named = o->worker_name[0] != '\0', limited = o->limiter_max > 0;
-    msgpack_map(out, 3U + (named ? 1 : 0) + (limited ? 1 : 0) + other_pairs);
-    msgpack_str(out, "token");
-    msgpack_bytes(out, token->data, token->len);
+    msgpack_map(out, (token != NULL ? 3U : 2U) + (named ? 1 : 0) + (limited ? 1 : 0) + other_pairs);
+    if (token != NULL) {
+        msgpack_str(out, "token");
+        msgpack_bytes(out, token->data, token->len);
+    }
     msgpack_str(out, "lockDuration");
     msgpack_int(out, o->lock_duration_ms);
     if (named) {
@@ -180,35 +194,21 @@ static struct str new_token(void)
 
 int claim_next(struct queue *q, claim_fn cb, void *data)
 {
-    static const char *const suffixes[] = {"wait",    "active",  "prioritized", "events",
-                                           "stalled", "limiter", "delayed",     "paused",
-                                           "meta",    "pc",      "marker"};
-    enum { KEYS = sizeof suffixes / sizeof *suffixes, ARGS = KEYS + 3 };
     if (!queue_is_ready(q))
         return -1;
     struct claim *c = mem_alloc(sizeof *c);
     *c = (struct claim){new_token(), cb, data};
-
-    struct str keys[KEYS];
-    const char *argv[ARGS];
-    size_t lens[ARGS];
-    for (size_t i = 0; i < KEYS; i++) {
-        keys[i] = queue_key(q, suffixes[i], strlen(suffixes[i]));
-        argv[i] = keys[i].data;
-        lens[i] = keys[i].len;
-    }
-    char *now = mem_printf("%lld", text_now_ms());
+    struct str wait = queue_key(q, "wait", 4);
+    char now[24];
+    int now_len = snprintf(now, sizeof now, "%lld", text_now_ms());
     struct buf opts;
     buf_init(&opts, 4096);
     claim_pack_opts(q, &opts, &c->token, 0, 0);
-    argv[KEYS] = queue_prefix(q), lens[KEYS] = strlen(queue_prefix(q));
-    argv[KEYS + 1] = now, lens[KEYS + 1] = strlen(now);
-    argv[KEYS + 2] = opts.data, lens[KEYS + 2] = opts.len;
-    int rc = redis_script_call(queue_options(q)->redis, &script_claim, KEYS, ARGS, argv, lens, 0,
+    const char *const argv[] = {wait.data, queue_prefix(q), now, opts.data};
+    const size_t lens[] = {wait.len, strlen(queue_prefix(q)), (size_t)now_len, opts.len};
+    int rc = redis_script_call(queue_options(q)->redis, &script_claim, 1, 4, argv, lens, 0,
                                on_claimed, c);
-    for (size_t i = 0; i < KEYS; i++)
-        str_fini(&keys[i]);
-    free(now);
+    str_fini(&wait);
     buf_fini(&opts);
     if (rc != 0) {
         str_fini(&c->token);

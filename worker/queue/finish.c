@@ -77,7 +77,7 @@ static void pack_fin(struct buf *out, const struct finish *f)
     }
 }
 
-static void pack_keep(struct buf *out, const struct jobopts_keep *keep)
+void finish_pack_keep(struct buf *out, const struct jobopts_keep *keep)
 {
     const struct {
         bool has;
@@ -86,7 +86,6 @@ static void pack_keep(struct buf *out, const struct jobopts_keep *keep)
     } parts[] = {{keep->has_count, "count", keep->count},
                  {keep->has_age, "age", keep->age},
                  {keep->has_limit, "limit", keep->limit}};
-    msgpack_str(out, "keepJobs");
     msgpack_map(out, (uint32_t)(keep->has_count + keep->has_age + keep->has_limit));
     for (size_t i = 0; i < 3; i++) {
         if (!parts[i].has)
@@ -136,8 +135,7 @@ static void add_keys(struct queue_call *call, const char *const *suffixes, size_
         queue_call_key(call, suffixes[i]);
 }
 
-/* What the job says, else the worker's default, else BullMQ's. */
-static const struct jobopts_keep *keep_of(const struct queue *q, const struct finish *f)
+const struct jobopts_keep *finish_keep_of(const struct queue *q, const struct finish *f)
 {
     bool failed = f->kind == FINISH_FAILED;
     const struct jobopts_keep *own = failed ? &f->opts->on_fail : &f->opts->on_complete;
@@ -170,7 +168,8 @@ static struct queue_call *build_finished(struct queue *q, const struct finish *f
     buf_init(&opts, messages_size(f));
     claim_pack_opts(q, &opts, &f->job->token, 3, 2);
     pack_fin(&opts, f);
-    pack_keep(&opts, keep_of(q, f));
+    msgpack_str(&opts, "keepJobs");
+    finish_pack_keep(&opts, finish_keep_of(q, f));
     msgpack_str(&opts, "attempts");
     msgpack_int(&opts, f->opts->attempts == f->opts->attempts ? (long long)f->opts->attempts : 0);
     msgpack_str(&opts, "maxMetricsSize");

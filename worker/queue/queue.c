@@ -1,6 +1,7 @@
 /* One BullMQ queue as this worker sees it: key names and calls that outlive a lost connection. */
 #include "worker/queue/queue.h"
 
+#include "common/buf.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/reaper.h"
@@ -10,15 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALL_MAX_ARGS 1200 /* the largest renewal of locks; grown as needed below it */
-#define RETRY_SECONDS 0.25 /* pause before a call that Redis refused for now is made again */
+#define CALL_MAX_BYTES ((size_t)512 << 20) /* what is bigger is a bug of the caller */
+#define RETRY_SECONDS  0.25 /* pause before a call that Redis refused for now is made again */
 
 struct queue_call {
     struct queue *queue;
     struct queue_call *prev, *next;
     const struct redis_script *script;
-    int nkeys, argc, cap;
-    struct str *args;
+    int nkeys, argc;
+    struct buf args; /* framed as Redis wants them, so that sending again costs nothing */
     queue_reply_fn cb;
     void *data;
     bool in_flight;
@@ -67,9 +68,7 @@ static void call_unlink(struct queue_call *call)
 
 static void call_free(struct queue_call *call)
 {
-    for (int i = 0; i < call->argc; i++)
-        str_fini(&call->args[i]);
-    free(call->args);
+    buf_fini(&call->args);
     free(call);
 }
 
@@ -125,43 +124,45 @@ struct queue_call *queue_call_new(struct queue *q, const struct redis_script *sc
     call->queue = q;
     call->script = script;
     call->nkeys = nkeys;
+    buf_init(&call->args, CALL_MAX_BYTES);
     return call;
 }
 
-static void add_arg(struct queue_call *call, struct str arg)
+/* One argument: prefix and text and ending are one after the other in it. */
+static void add_arg(struct queue_call *call, size_t prefix_len, const void *text, size_t len,
+                    const char *ending)
 {
-    if (call->argc == call->cap) {
-        call->cap = call->cap == 0 ? 20 : call->cap * 2;
-        if (call->cap > CALL_MAX_ARGS * 2)
-            abort();
-        call->args = mem_realloc(call->args, (size_t)call->cap * sizeof *call->args);
-    }
-    call->args[call->argc++] = arg;
+    size_t ending_len = strlen(ending);
+    char head[24];
+    int head_len = redis_frame_head(head, prefix_len + len + ending_len);
+    int rc = buf_append(&call->args, head, (size_t)head_len);
+    rc |= buf_append(&call->args, call->queue->prefix, prefix_len);
+    rc |= buf_append(&call->args, text, len);
+    rc |= buf_append(&call->args, ending, ending_len);
+    rc |= buf_append(&call->args, "\r\n", 2);
+    if (rc != 0)
+        abort();
+    call->argc++;
 }
 
 void queue_call_key(struct queue_call *call, const char *suffix)
 {
-    add_arg(call, queue_key(call->queue, suffix, strlen(suffix)));
+    add_arg(call, call->queue->prefix_len, suffix, strlen(suffix), "");
 }
 
 void queue_call_job_key(struct queue_call *call, const struct str *id, const char *ending)
 {
-    size_t ending_len = strlen(ending);
-    struct str key = queue_key(call->queue, id->data, id->len);
-    key.data = mem_realloc(key.data, key.len + ending_len + 1);
-    memcpy(key.data + key.len, ending, ending_len + 1);
-    key.len += ending_len;
-    add_arg(call, key);
+    add_arg(call, call->queue->prefix_len, id->data, id->len, ending);
 }
 
 void queue_call_bytes(struct queue_call *call, const void *data, size_t len)
 {
-    add_arg(call, str_make(data, len));
+    add_arg(call, 0, data, len, "");
 }
 
 void queue_call_str(struct queue_call *call, const char *text)
 {
-    add_arg(call, str_make(text, strlen(text)));
+    add_arg(call, 0, text, strlen(text), "");
 }
 
 void queue_call_int(struct queue_call *call, long long value)
@@ -216,14 +217,9 @@ static void on_reply(struct redis *r, redisReply *reply, void *data)
 
 static void transmit(struct queue_call *call)
 {
-    const char *argv[CALL_MAX_ARGS * 2];
-    size_t lens[CALL_MAX_ARGS * 2];
-    for (int i = 0; i < call->argc; i++) {
-        argv[i] = call->args[i].data;
-        lens[i] = call->args[i].len;
-    }
-    call->in_flight = redis_script_call(call->queue->options.redis, call->script, call->nkeys,
-                                        call->argc, argv, lens, 0, on_reply, call) == 0;
+    call->in_flight =
+        redis_script_call_framed(call->queue->options.redis, call->script, call->nkeys, call->argc,
+                                 call->args.data, call->args.len, 0, on_reply, call) == 0;
 }
 
 static void send_waiting(struct queue *q)
@@ -248,6 +244,11 @@ void queue_call_send(struct queue_call *call, queue_reply_fn cb, void *data)
         ev_timer_set(&q->retry, RETRY_SECONDS, 0);
         ev_timer_start(q->options.loop, &q->retry);
     }
+}
+
+void queue_call_discard(struct queue_call *call)
+{
+    call_free(call);
 }
 
 void queue_call_cancel(struct queue_call *call)

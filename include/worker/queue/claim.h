@@ -43,9 +43,21 @@ struct claim_answer {
  * is what the call was made with. */
 void claim_parse(const redisReply *reply, const struct str *token, struct claim_answer *out);
 
+/* Those that one call brought together; the first of them has the runtime settings of all. */
+struct claim_batch {
+    const redisReply *jobs;     /* NULL: none */
+    const redisReply *settings; /* NULL: none */
+    size_t taken;
+    long long limited_ms, next_delayed_at;
+};
+/* reply: {anything, jobs, limited, next}; NULL gives an empty one. Borrowed. */
+void claim_batch_init(struct claim_batch *b, const redisReply *reply);
+/* The next of them, locked with token; without one *out says what claim_answer says. */
+void claim_batch_next(struct claim_batch *b, const struct str *token, struct claim_answer *out);
+
 /* Appends the options that every fetching script needs ("token", "lockDuration", "name", "sp"
  * {...}), where `sp_extra` more pairs of sp follow, written by the caller. Returns nothing; out
- * must have room. */
+ * must have room. token may be NULL: then there is none. */
 void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *token,
                      unsigned other_pairs, unsigned sp_extra);
 

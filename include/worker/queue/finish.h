@@ -20,6 +20,7 @@ enum finish_result {
     FINISH_RESULT_CHILDREN, /* completed is refused: it has pending children */
     FINISH_RESULT_FAILED_CHILDREN, /* completed is refused: it has failed children */
     FINISH_RESULT_ERROR,           /* the script failed; logged */
+    FINISH_RESULT_UNCOMMON,        /* of turn_complete only */
 };
 
 struct finish { /* borrowed for the call */
@@ -43,6 +44,11 @@ struct finish { /* borrowed for the call */
 /* `next` is what fetch_next brought. Runs once, from the loop. */
 typedef void (*finish_fn)(enum finish_result result, const struct claim_answer *next, void *data);
 void finish_send(struct queue *q, const struct finish *f, finish_fn cb, void *data);
+
+/* What of a finished job is kept: what it says itself, else the worker's setting, else BullMQ's. */
+const struct jobopts_keep *finish_keep_of(const struct queue *q, const struct finish *f);
+/* Appends it as BullMQ's keepJobs, a msgpack map. */
+void finish_pack_keep(struct buf *out, const struct jobopts_keep *keep);
 
 /* Gives a job back that was claimed but never delivered: to the front of wait, no attempt used, its
  * thread kept. cb as above, with nothing fetched. */

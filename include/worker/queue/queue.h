@@ -58,6 +58,7 @@ void queue_call_int(struct queue_call *call, long long value);
  * change (logged already). Borrowed. May make calls; must not queue_free. */
 typedef void (*queue_reply_fn)(redisReply *reply, void *data);
 void queue_call_send(struct queue_call *call, queue_reply_fn cb, void *data);
+void queue_call_discard(struct queue_call *call); /* one that was not sent */
 /* Give up waiting: no callback. The call may still reach Redis. */
 void queue_call_cancel(struct queue_call *call);
 

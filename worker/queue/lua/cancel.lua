@@ -9,26 +9,25 @@
 local rcall = redis.call
 
 -- Includes
---- @include "prepareJobForProcessing"
 --- @include "threads"
+--- @include "claimed"
 
-local prefix, now, jobId = ARGV[1], ARGV[2], ARGV[3]
+local jobKey, jobId = KEYS[1], ARGV[3]
 local opts = cmsgpack.unpack(ARGV[4])
-spContext(prefix, now, opts["sp"])
-local f = rcall("HMGET", KEYS[1], "timestamp", "finishedOn", "sp:run", "sp:t")
-if not f[1] then return 1 end
-if f[2] then return 2 end
-if f[3] and f[3] ~= "" then return 0 end -- delivered once: the stalled pass and WorkerLost see to it
+spContext(ARGV[1], ARGV[2], opts["sp"])
+local f = spRead(jobKey)
+if not f[4] then return 1 end
+if rcall("HEXISTS", jobKey, "finishedOn") == 1 then return 2 end
+if f[8] and f[8] ~= "" then return 0 end -- delivered once: the stalled pass and WorkerLost see to it
 local taken = rcall("ZREM", spc.delayed, jobId) == 1 or rcall("ZREM", spc.prioritized, jobId) == 1
     or rcall("LREM", spc.wait, 1, jobId) == 1 or rcall("LREM", spc.paused, 1, jobId) == 1
 if not taken then
     return rcall("LPOS", spc.active, jobId) and 0 or 2
 end
-local thread = f[4] or spFindThread(KEYS[1])
-if thread and not f[4] then rcall("HSET", KEYS[1], "sp:t", thread) end
-if thread then rcall("ZREM", prefix .. "parked:" .. thread, jobId) end
+f[7] = f[7] or spFindThread(f)
+if f[7] then spForget(f[7], jobId) end
 rcall("LPUSH", spc.active, jobId)
-rcall("HSET", KEYS[1], "delay", 0)
-local result = prepareJobForProcessing(prefix, prefix .. "limiter", spc.events, jobId, now, nil, nil, spc.marker, opts)
-result[5] = {{}, "", "", "", ""}
-return result
+rcall("HSET", jobKey, "delay", 0)
+local job = spPrepare(jobId, f, opts["token"], opts, nil, false, nil, nil)
+addBaseMarkerIfNeeded(spc.marker, false)
+return job

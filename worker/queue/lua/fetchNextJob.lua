@@ -1,23 +1,22 @@
 --[[
-  Our one override of BullMQ's include of this name: brings the next job whose thread is free.
+  Our override of BullMQ's include of this name: brings the next job whose thread is free.
   Same arguments and results; opts["sp"] carries what is ours:
     rid  replica id         hz  horizon of parked jobs (ms)    dm  largest job data that is decoded (bytes)
     fin  {j job id, t thread, rel release the lease?, end is it over?, seq, ms {messages}, ttl, fresh}: the end
          (or the retry) of the job that the calling script has just moved
     nf   true: do not fetch
-  A fetched job has a fifth element: {runtime settings, and of the thread's record as it was before ("" when
-  absent): replica, sandbox, creation, actor; "1" when its thread was cancelled}, and a sixth: how many children it is
-  to wait for first (none when a child's failure called it: continueParentOnFailure).
+  A fetched job is {fields (see spRead), id, 0, 0, its thread's record as it was before or 0, how many children it is
+  to wait for first, runtime settings (with the first job of a call) or 0, 1 when its thread was cancelled}. It waits
+  for no children when a child's failure called it (continueParentOnFailure).
 ]]
 
 -- Includes
---- @include "getQueueMetadata"
 --- @include "getNextDelayedTimestamp"
 --- @include "getRateLimitTTL"
 --- @include "moveJobFromPrioritizedToActive"
---- @include "prepareJobForProcessing"
 --- @include "promoteDelayedJobs"
 --- @include "threads"
+--- @include "claimed"
 --- @include "replies"
 
 local function spFinish(fin)
@@ -40,10 +39,68 @@ local function spFinish(fin)
     if fin["rel"] then spRelease(fin["t"], fin["j"]) end
 end
 
-local function spPendingChildren(jobKey)
-    local pending = rcall("SCARD", jobKey .. ":dependencies")
-    if pending > 0 and rcall("EXISTS", jobKey .. ":failed") == 1 then return 0 end
-    return pending
+-- Says of each job how many children it is to wait for: hardly ever one, so they are asked for together.
+local function spCountChildren(jobs)
+    local keys = {}
+    for i = 1, #jobs do keys[i] = spc.prefix .. jobs[i][2] .. ":dependencies" end
+    if rcall("EXISTS", unpack(keys)) == 0 then return end
+    for i = 1, #jobs do
+        local pending = rcall("SCARD", keys[i])
+        if pending > 0 and rcall("EXISTS", spc.prefix .. jobs[i][2] .. ":failed") == 0 then jobs[i][6] = pending end
+    end
+end
+
+-- The next id, moved to active; nil when nothing waits.
+local function spPop()
+    local jobId = rcall("RPOPLPUSH", spc.wait, spc.active)
+    while jobId and string.sub(jobId, 1, 2) == "0:" do
+        -- A marker that BullMQ before 5.0 left in the list.
+        rcall("LREM", spc.active, 1, jobId)
+        jobId = rcall("RPOPLPUSH", spc.wait, spc.active)
+    end
+    return jobId or moveJobFromPrioritizedToActive(spc.prioritized, spc.active, spc.pc)
+end
+
+-- Brings as many jobs as there are tokens to lock them with. Returns them, and when they are fewer: how long the
+-- queue is rate limited (ms; 0 it is not), and when to look again (ms; 0 when paused or so, nil nothing is there).
+local function spFetch(opts, tokens)
+    local jobs, tries = {}, 200
+    local meta = rcall("HMGET", spc.meta, "paused", "concurrency", "max", "duration")
+    local free = meta[1] and 0 or meta[2] and tonumber(meta[2]) - rcall("LLEN", spc.active) or #tokens
+    promoteDelayedJobs(spc.delayed, spc.marker, spc.wait, spc.prioritized, spc.events, spc.prefix, spc.now, spc.pc,
+        free <= 0)
+    local limiter = opts["limiter"] or {}
+    local limit, duration = tonumber(meta[3] or limiter["max"]), limiter["duration"] or meta[4]
+    local limited, again = 0, nil
+    opts["lockDuration"] = string.format("%d", opts["lockDuration"])
+    while #jobs < #tokens do
+        limited = getRateLimitTTL(limit, spc.limiter)
+        if limited > 0 or free <= 0 then
+            again = 0
+            break
+        end
+        local jobId = tries > 0 and spPop()
+        if not jobId then
+            -- Many jobs were put aside in this call: the worker is to call again at once.
+            again = tries == 0 and tonumber(spc.now) or getNextDelayedTimestamp(spc.delayed)
+            break
+        end
+        local f = spRead(spc.prefix .. jobId)
+        local mayRun, before, cancelled = spMayRun(jobId, f)
+        if mayRun then
+            local token = tokens[#jobs + 1]
+            jobs[#jobs + 1] = spPrepare(jobId, f, token, opts, before, cancelled, limit, duration)
+            free = free - 1
+        else
+            tries = tries - 1
+        end
+    end
+    if #jobs > 0 then
+        addBaseMarkerIfNeeded(spc.marker, false)
+        spCountChildren(jobs)
+        jobs[1][7] = rcall("HGETALL", spc.prefix .. "settings:runtime")
+    end
+    return jobs, limited, again
 end
 
 local function fetchNextJob(waitKey, activeKey, prioritizedKey, eventStreamKey,
@@ -54,45 +111,8 @@ local function fetchNextJob(waitKey, activeKey, prioritizedKey, eventStreamKey,
     spContext(prefix, timestamp, sp)
     if sp["fin"] then spFinish(sp["fin"]) end
     if sp["nf"] then return nil end
-
-    local isPausedOrMaxed, rateLimitMax, rateLimitDuration =
-        getQueueMetadata(metaKey, activeKey, waitKey)
-
-    promoteDelayedJobs(delayedKey, markerKey, waitKey, prioritizedKey,
-        eventStreamKey, prefix, timestamp, pcKey, isPausedOrMaxed)
-
-    local maxJobs = tonumber(rateLimitMax or (opts["limiter"] and opts["limiter"]["max"]))
-    local expireTime = getRateLimitTTL(maxJobs, rateLimiterKey)
-    if expireTime > 0 then return {0, 0, expireTime, 0} end
-    if isPausedOrMaxed then return {0, 0, 0, 0} end
-
-    local limiterDuration = (opts["limiter"] and opts["limiter"]["duration"]) or rateLimitDuration
-
-    for _ = 1, 200 do
-        local jobId = rcall("RPOPLPUSH", waitKey, activeKey)
-        if jobId and string.sub(jobId, 1, 2) == "0:" then
-            -- A marker that BullMQ before 5.0 left in the list.
-            rcall("LREM", activeKey, 1, jobId)
-        else
-            jobId = jobId or moveJobFromPrioritizedToActive(prioritizedKey, activeKey, pcKey)
-            if not jobId then
-                local nextTimestamp = getNextDelayedTimestamp(delayedKey)
-                if nextTimestamp ~= nil then return {0, 0, 0, nextTimestamp} end
-                return nil
-            end
-            local mayRun, before, cancelled = spMayRun(jobId)
-            if mayRun then
-                local result = prepareJobForProcessing(prefix, rateLimiterKey,
-                    eventStreamKey, jobId, timestamp, maxJobs,
-                    limiterDuration, markerKey, opts)
-                before = before or {}
-                result[5] = {rcall("HGETALL", prefix .. "settings:runtime"), before[2] or "", before[3] or "",
-                    before[4] or "", before[5] or "", cancelled and "1" or ""}
-                result[6] = spPendingChildren(prefix .. jobId)
-                return result
-            end
-        end
-    end
-    -- Many jobs were put aside in this call: the worker is to call again at once.
-    return {0, 0, 0, tonumber(timestamp)}
+    local jobs, limited, again = spFetch(opts, {opts["token"]})
+    if jobs[1] then return jobs[1] end
+    if again then return {0, 0, limited, again} end
+    return nil
 end

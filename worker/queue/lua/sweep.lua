@@ -14,7 +14,7 @@ spContext(ARGV[1], ARGV[5], {})
 if ARGV[4] == "0" then
     if holder ~= ARGV[3] then return 0 end
     rcall("DEL", KEYS[1])
-    spWakeHead(ARGV[2], nil)
+    spWakeHead(ARGV[2], nil, true)
     return 1
 end
 if holder == ARGV[3] then return 1 end -- this call was made before

@@ -4,11 +4,12 @@
   Keys of a thread T (prefix is "<prefix>:<queue>:"):
     lease:T   STRING  id of the job that holds the thread (or "sweep:<token>")
     parked:T  ZSET    ids that wait for the thread, scored in the order they were first seen
-    thread:T  HASH    claim (ms of the last claim), replica (who made it), ...
+    thread:T  HASH    claim (ms of the last claim), replica (who made it), back (the last job that was sent to the
+                      back of wait: others of its thread that come up before it follow it there), ...
     index:parked ZSET threads with parked jobs, scored by the time of the last look at them
 
   Job hash fields of ours: sp:t (the thread key, found once), sp:run (mark of a delivered run),
-  sp:seq (last sequence number of the reply).
+  sp:seq (last sequence number of the reply), sp:b (it was sent to the back of wait once).
 ]]
 -- Includes
 --- @include "addBaseMarkerIfNeeded"
@@ -16,7 +17,7 @@
 --- @include "getDelayedScore"
 --- @include "getOrSetMaxEvents"
 
-local spKeepMs = 604800000 -- 7 days
+local spKeepMs = "604800000" -- 7 days
 
 -- What every function below needs to know; filled by spContext.
 local spc = {}
@@ -26,6 +27,8 @@ local function spContext(prefix, now, sp)
     spc.now = now
     spc.events = prefix .. "events"
     spc.wait = prefix .. "wait"
+    spc.stalled = prefix .. "stalled"
+    spc.limiter = prefix .. "limiter"
     spc.active = prefix .. "active"
     spc.prioritized = prefix .. "prioritized"
     spc.delayed = prefix .. "delayed"
@@ -49,21 +52,20 @@ local function spId(v)
     return v
 end
 
--- The thread of a job, or nil: no thread, or data that no worker can run (it is claimed and failed).
--- Decoding is bounded and guarded: an error here would stop the queue for everybody.
-local function spFindThread(jobKey)
-    if rcall("HSTRLEN", jobKey, "data") > spc.dataMax then return nil end
-    local f = rcall("HMGET", jobKey, "data", "opts")
+-- The thread of a job (f: what spRead gave), or nil: no thread, or data that no worker can run (it is claimed and
+-- failed). Decoding is bounded and guarded: an error here would stop the queue for everybody.
+local function spFindThread(f)
+    local text, grouped = f[2], f[3] and string.find(f[3], '"group"', 1, true)
+    if text and #text > spc.dataMax then return nil end
+    if not grouped and not (text and string.find(text, '"threadId"', 1, true)) then return nil end
     local threadId, workspaceId, groupId
-    if f[1] and string.find(f[1], '"threadId"', 1, true) or f[2] and string.find(f[2], '"group"', 1, true) then
-        local ok, data = pcall(cjson.decode, f[1] or "")
-        if not ok or type(data) ~= "table" then return nil end
-        threadId, workspaceId = spId(data["threadId"]), spId(data["workspaceId"])
-        if f[2] and string.find(f[2], '"group"', 1, true) then
-            local fine, opts = pcall(cjson.decode, f[2])
-            if fine and type(opts) == "table" and type(opts["group"]) == "table" then
-                groupId = spId(opts["group"]["id"])
-            end
+    local ok, data = pcall(cjson.decode, text or "")
+    if not ok or type(data) ~= "table" then return nil end
+    threadId, workspaceId = spId(data["threadId"]), spId(data["workspaceId"])
+    if grouped then
+        local fine, opts = pcall(cjson.decode, f[3])
+        if fine and type(opts) == "table" and type(opts["group"]) == "table" then
+            groupId = spId(opts["group"]["id"])
         end
     end
     if threadId == false or workspaceId == false or groupId == false then return nil end
@@ -90,8 +92,8 @@ local function spHolds(leaseKey, holder)
 end
 
 -- Puts a ready job at the back of the line, whichever line its priority means.
-local function spToBack(jobId)
-    local priority = tonumber(rcall("HGET", spc.prefix .. jobId, "priority")) or 0
+local function spToBack(jobId, known)
+    local priority = tonumber(known or rcall("HGET", spc.prefix .. jobId, "priority")) or 0
     if priority == 0 then
         rcall("LPUSH", spc.wait, jobId)
     else
@@ -99,14 +101,23 @@ local function spToBack(jobId)
     end
 end
 
+-- Forgets the place of a job in its thread, and the thread among those with parked jobs when it was the last.
+local function spForget(thread, jobId)
+    local parkedKey = spc.prefix .. "parked:" .. thread
+    if rcall("ZREM", parkedKey, jobId) == 1 and rcall("EXISTS", parkedKey) == 0 then
+        rcall("ZREM", spc.prefix .. "index:parked", thread)
+    end
+end
+
 -- Makes sure that the thread's first parked job is on its way to a worker. Returns its id, or nil when no
--- parked job is left. `me` counts as being on its way.
-local function spWakeHead(thread, me)
+-- parked job is left. `me` counts as being on its way; so does, unless `sure`, what was woken before: where it is now
+-- is a question of a time that grows with the lists, left to the wake pass.
+local function spWakeHead(thread, me, sure)
     local parkedKey = spc.prefix .. "parked:" .. thread
     while true do
         local head = rcall("ZRANGE", parkedKey, 0, 0)[1]
         if not head then
-            rcall("ZREM", spc.prefix .. "index:parked", thread)
+            if not me then rcall("ZREM", spc.prefix .. "index:parked", thread) end
             return nil
         end
         if head == me then return head end
@@ -122,12 +133,12 @@ local function spWakeHead(thread, me)
                 addBaseMarkerIfNeeded(spc.marker, false)
                 return head
             end
-            if rcall("ZSCORE", spc.prioritized, head) or rcall("LPOS", spc.wait, head)
+            if not sure or rcall("ZSCORE", spc.prioritized, head) or rcall("LPOS", spc.wait, head)
                 or rcall("LPOS", spc.active, head) or rcall("LPOS", spc.paused, head) then
                 return head
             end
         end
-        rcall("ZREM", parkedKey, head) -- removed, finished, or moved where no worker takes it
+        spForget(thread, head) -- removed, finished, or moved where no worker takes it
     end
 end
 
@@ -136,6 +147,7 @@ local function spKeepPlace(thread, jobId)
     local parkedKey = spc.prefix .. "parked:" .. thread
     local last = rcall("ZREVRANGE", parkedKey, 0, 0, "WITHSCORES")
     rcall("ZADD", parkedKey, "NX", (tonumber(last[2]) or 0) + 1, jobId)
+    if last[1] then return end
     rcall("PEXPIRE", parkedKey, spKeepMs)
     rcall("ZADD", spc.prefix .. "index:parked", "NX", spc.now, thread)
 end
@@ -161,65 +173,86 @@ local function spForce(thread, jobId, timestamp)
     end
 end
 
--- Decides about a job that was just put into active. True: it may run (and holds its thread, if it has
--- one); the second value is the thread's record as the claim found it, the third: it was cancelled. False: it was put elsewhere.
-local function spMayRun(jobId)
-    local jobKey = spc.prefix .. jobId
-    local f = rcall("HMGET", jobKey, "sp:t", "defa", "sp:run", "timestamp", "name")
-    local thread = f[1] or spFindThread(jobKey)
-    if not thread then return true end
-    if not f[1] then rcall("HSET", jobKey, "sp:t", thread) end
-    -- Only to be failed: needs no lease. A mark wins, for then a run may still be going.
-    if f[2] and (not f[3] or f[3] == "") then return true end
+-- Sends a job to the back of its line, once, and those of its thread that come up before it after it. (With a
+-- priority it keeps its place among the parked instead, for there the line is not one of coming first.)
+local function spTurnBack(thread, jobId, f)
+    rcall("LREM", spc.active, 1, jobId)
+    if (tonumber(f[14]) or 0) == 0 then
+        rcall("HSET", spc.prefix .. jobId, "sp:t", thread, "sp:b", 1)
+        rcall("HSET", spc.prefix .. "thread:" .. thread, "back", jobId)
+    else
+        rcall("HSET", spc.prefix .. jobId, "sp:t", thread)
+        spKeepPlace(thread, jobId)
+    end
+    spToBack(jobId, f[14])
+end
 
-    local leaseKey = spc.prefix .. "lease:" .. thread
-    local threadKey = spc.prefix .. "thread:" .. thread
+-- The thread's record carries its last claim; its life is renewed once an hour.
+local function spKeepRecord(threadKey, claimed)
+    rcall("HSET", threadKey, "claim", spc.now, "replica", spc.replica)
+    if not claimed or math.floor(claimed / 3600000) ~= math.floor(spc.now / 3600000) then
+        rcall("PEXPIRE", threadKey, spKeepMs)
+    end
+end
+
+-- Decides about a job that was just put into active (f: what spRead gave; its thread is put into it). True: it may
+-- run (and holds its thread, if it has one); the second value is the thread's record as the claim found it, the third:
+-- it was cancelled. False: it was put elsewhere.
+local function spMayRun(jobId, f)
+    local jobKey, known = spc.prefix .. jobId, f[7]
+    local thread = known or spFindThread(f)
+    if not thread then return true end
+    f[7] = thread
+    -- Only to be failed: needs no lease. A mark wins, for then a run may still be going.
+    local marked = f[8] and f[8] ~= ""
+    if f[10] and not marked then return true end
+
+    local leaseKey, threadKey = spc.prefix .. "lease:" .. thread, spc.prefix .. "thread:" .. thread
     local holder = rcall("GET", leaseKey)
-    local before = rcall("HMGET", threadKey, "claim", "replica", "sandbox", "creation", "actor",
-        "cancel", "spare")
+    local before = rcall("HMGET", threadKey, "replica", "sandbox", "creation", "actor", "claim", "cancel", "spare",
+        "back")
+    local claimed = tonumber(before[5])
     -- Its thread was cancelled after it was added: only to be failed, too.
-    if before[6] and (not f[3] or f[3] == "") and tonumber(f[4]) <= tonumber(before[6]) and jobId ~= before[7] then
+    if before[6] and not marked and (tonumber(f[4]) or 0) <= tonumber(before[6]) and jobId ~= before[7] then
         return true, before, true
     end
-    if holder ~= jobId then
-        if holder and spHolds(leaseKey, holder) then
-            if f[5] == "release" then spForce(thread, jobId, f[4]) end
-            spPark(thread, jobId)
-            return false
-        end
-        local head = spWakeHead(thread, jobId)
-        if head and head ~= jobId then
+    local head = holder == jobId and jobId
+    if not head and not f[13] and before[8] and before[8] ~= jobId
+        and rcall("HEXISTS", spc.prefix .. before[8], "sp:b") == 1 then
+        spTurnBack(thread, jobId, f)
+        return false
+    end
+    if not head then
+        local held = holder and spHolds(leaseKey, holder)
+        head = not held and spWakeHead(thread, jobId)
+        if held or head and head ~= jobId then
+            if not known then rcall("HSET", jobKey, "sp:t", thread) end
+            if held and f[1] == "release" then spForce(thread, jobId, f[4]) end
             spPark(thread, jobId)
             return false
         end
         -- Fairness: ready before its thread's last claim, so others have waited longer; once to the back.
-        if not head and before[1] and (tonumber(f[4]) or 0) < tonumber(before[1])
+        if not head and not f[13] and claimed and (tonumber(f[4]) or 0) < claimed
             and (rcall("LLEN", spc.wait) > 0 or rcall("ZCARD", spc.prioritized) > 0) then
-            rcall("LREM", spc.active, 1, jobId)
-            spKeepPlace(thread, jobId)
-            spToBack(jobId)
+            spTurnBack(thread, jobId, f)
             return false
         end
-        rcall("SET", leaseKey, jobId)
     end
-    rcall("PEXPIRE", leaseKey, spKeepMs)
-    if rcall("ZREM", spc.prefix .. "parked:" .. thread, jobId) == 1
-        and rcall("EXISTS", spc.prefix .. "parked:" .. thread) == 0 then
-        rcall("ZREM", spc.prefix .. "index:parked", thread)
-    end
-    rcall("HSET", threadKey, "claim", spc.now, "replica", spc.replica)
-    rcall("PEXPIRE", threadKey, spKeepMs)
+    rcall("SET", leaseKey, jobId, "PX", spKeepMs)
+    if head then spForget(thread, jobId) end
+    spKeepRecord(threadKey, claimed)
     return true, before
 end
 
 -- Gives the thread back if this job holds it, and sends the next job of a free thread on its way.
 local function spRelease(thread, jobId)
-    local leaseKey = spc.prefix .. "lease:" .. thread
+    local leaseKey, parkedKey = spc.prefix .. "lease:" .. thread, spc.prefix .. "parked:" .. thread
     local holder = rcall("GET", leaseKey)
     if holder == jobId then
         rcall("DEL", leaseKey)
         holder = nil
     end
-    rcall("ZREM", spc.prefix .. "parked:" .. thread, jobId)
+    if rcall("EXISTS", parkedKey) == 0 then return end
+    spForget(thread, jobId)
     if not holder then spWakeHead(thread, nil) end
 end

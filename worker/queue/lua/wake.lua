@@ -19,7 +19,7 @@ for _, thread in ipairs(threads) do
     rcall("ZADD", KEYS[1], ARGV[2], thread)
     if holder and spHolds(leaseKey, holder) then
         if string.sub(holder, 1, 6) ~= "sweep:" then rcall("PEXPIRE", leaseKey, spKeepMs) end
-    elseif spWakeHead(thread, nil) then
+    elseif spWakeHead(thread, nil, true) then
         woken = woken + 1
     end
     rcall("PEXPIRE", ARGV[1] .. "parked:" .. thread, spKeepMs)

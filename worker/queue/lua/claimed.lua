@@ -1,0 +1,34 @@
+--[[
+  What of a job's hash a claim brings, and the steps that make a job run: BullMQ's prepareJobForProcessing with as
+  few commands as its effects allow, for it is on the path of every job.
+]]
+
+-- The fields of a claimed job, in the order in which claim.c reads them; the last two are for us alone.
+local function spRead(jobKey)
+    return rcall("HMGET", jobKey, "name", "data", "opts", "timestamp", "atm", "ats", "sp:t", "sp:run", "sp:seq",
+        "defa", "stacktrace", "rjk", "sp:b", "priority")
+end
+
+-- The job is in active already. f: what spRead gave, with the thread in it; before: the record of its thread as the
+-- claim found it; limit, duration: of the rate limiter.
+local function spPrepare(jobId, f, token, opts, before, cancelled, limit, duration)
+    local jobKey = spc.prefix .. jobId
+    if limit and not f[10] then
+        if rcall("INCR", spc.limiter) == 1 then
+            rcall("PEXPIRE", spc.limiter, math.floor(math.abs(duration)))
+        end
+    end
+    rcall("SET", jobKey .. ":lock", token, "PX", opts["lockDuration"])
+    rcall("XADD", spc.events, "*", "event", "active", "jobId", jobId, "prev", "waiting")
+    local started = string.format("%d", (tonumber(f[6]) or 0) + 1) -- Redis takes long to write a Lua number
+    f[6] = started
+    if opts["name"] then
+        rcall("HSET", jobKey, "processedOn", spc.now, "pb", opts["name"], "ats", started)
+    else
+        rcall("HSET", jobKey, "processedOn", spc.now, "ats", started)
+    end
+    if f[7] then rcall("HSET", jobKey, "sp:t", f[7]) end
+    if f[13] then rcall("HDEL", jobKey, "sp:b") end
+    f[13], f[14] = nil, nil
+    return {f, jobId, 0, 0, before or 0, 0, 0, cancelled and 1 or 0}
+end

@@ -1,0 +1,104 @@
+--[[
+  Ends completed jobs, many in one call, and brings as many others as are asked for. For jobs of the common kind it
+  has the effects of BullMQ's moveToFinished in fewer commands: not for a job with a parent, with children or with a
+  deduplication id, without its lock, or not active. Such a job is left as it is, for BullMQ's own script.
+  KEYS: wait
+  ARGV: prefix, now (ms), msgpack opts {lockDuration, limiter, name, maxMetricsSize, sp}, then for each job:
+    id, token, "1" to bring another, return value (JSON), keep, thread or "", how many messages;
+    and with messages: seq of the first, ttl (ms), "1" to drop an older reply, message ...
+  keep: "0" remove the job, "" keep it, else msgpack keepJobs
+  Returns {for each job 0 ended or 1 left, jobs as fetchNextJob's, rate limited for (ms), when to look again (ms)}
+]]
+local rcall = redis.call
+
+-- Includes
+--- @include "fetchNextJob"
+--- @include "trimEvents"
+
+-- Functions that few calls need are made inside, when they are needed.
+local function spCollect(size, count)
+--- @include "collectMetrics"
+    local key = spc.prefix .. "metrics:completed"
+    for _ = 1, count do collectMetrics(key, key .. ":data", size, spc.now) end
+end
+
+local function spTrim(packed)
+--- @include "removeJobsByMaxAge"
+--- @include "removeJobsByMaxCount"
+    local keep, set = cmsgpack.unpack(packed), spc.prefix .. "completed"
+    if keep["age"] then removeJobsByMaxAge(spc.now, keep["age"], set, spc.prefix, keep["limit"] or 1000) end
+    if keep["count"] and keep["count"] > 0 then removeJobsByMaxCount(keep["count"], set, spc.prefix) end
+end
+
+local opts = cmsgpack.unpack(ARGV[3])
+spContext(ARGV[1], ARGV[2], opts["sp"])
+
+local first, locks, kin = {}, {}, {} -- where each job's arguments begin; its keys
+local at = 4
+while ARGV[at] do
+    local jobKey, count = spc.prefix .. ARGV[at], tonumber(ARGV[at + 6])
+    first[#first + 1] = at
+    locks[#first] = jobKey .. ":lock"
+    kin[#kin + 1] = jobKey .. ":dependencies"
+    kin[#kin + 1] = jobKey .. ":unsuccessful"
+    at = at + 7 + (count > 0 and 3 + count or 0)
+end
+local held = rcall("MGET", unpack(locks))
+local childless = rcall("EXISTS", unpack(kin)) == 0
+
+-- What the end of the job needs to know, or nil when it is left to BullMQ's script.
+local function spCommon(n, jobKey, jobId, token)
+    if held[n] ~= token then return nil end
+    if not childless and rcall("EXISTS", kin[2 * n - 1], kin[2 * n]) > 0 then return nil end
+    local f = rcall("HMGET", jobKey, "timestamp", "parentKey", "parent", "deid", "atm", "sp:run", "sp:seq")
+    if not f[1] or f[2] or f[3] or f[4] or rcall("LREM", spc.active, -1, jobId) < 1 then return nil end
+    return f
+end
+
+local codes, ended, gone, trims, tokens = {}, {}, {}, {}, {}
+for n, i in ipairs(first) do
+    local jobId, keep, thread, count = ARGV[i], ARGV[i + 4], ARGV[i + 5], tonumber(ARGV[i + 6])
+    local jobKey = spc.prefix .. jobId
+    local f = spCommon(n, jobKey, jobId, ARGV[i + 1])
+    codes[n] = f and 0 or 1
+    if f then
+        if #ended == 0 then trimEvents(spc.meta, spc.events) end
+        ended[#ended + 1] = jobId
+        gone[#gone + 1] = locks[n]
+        if keep == "0" then
+            gone[#gone + 1] = jobKey
+            gone[#gone + 1] = jobKey .. ":logs"
+            gone[#gone + 1] = jobKey .. ":processed"
+            gone[#gone + 1] = jobKey .. ":failed"
+        else
+            rcall("ZADD", spc.prefix .. "completed", spc.now, jobId)
+            rcall("HSET", jobKey, "atm", (tonumber(f[5]) or 0) + 1, "returnvalue", ARGV[i + 3], "finishedOn", spc.now)
+            if f[6] or f[7] then rcall("HDEL", jobKey, "sp:run", "sp:seq") end
+            trims[keep] = true
+        end
+        rcall("XADD", spc.events, "*", "event", "completed", "jobId", jobId, "returnvalue", ARGV[i + 3],
+            "prev", "active")
+        if count > 0 then
+            local replyKey = spc.prefix .. "reply:" .. jobId
+            if ARGV[i + 9] == "1" then rcall("DEL", replyKey) end
+            spAppend(replyKey, tonumber(ARGV[i + 7]), {unpack(ARGV, i + 10, i + 9 + count)}, ARGV[i + 8])
+        end
+        if thread ~= "" then spRelease(thread, jobId) end
+        if ARGV[i + 2] == "1" then tokens[#tokens + 1] = ARGV[i + 1] end
+    end
+end
+if #ended == 0 then return {codes, {}, 0, 0} end
+rcall("SREM", spc.stalled, unpack(ended))
+rcall("DEL", unpack(gone))
+for keep in pairs(trims) do
+    if keep ~= "" then spTrim(keep) end
+end
+if opts["maxMetricsSize"] ~= "" then spCollect(opts["maxMetricsSize"], #ended) end
+
+local jobs, limited, again = {}, 0, nil
+if #tokens > 0 then jobs, limited, again = spFetch(opts, tokens) end
+if #jobs == 0 and not again and rcall("LLEN", spc.wait) == 0 and rcall("LLEN", spc.active) == 0
+    and rcall("ZCARD", spc.prioritized) == 0 then
+    rcall("XADD", spc.events, "*", "event", "drained")
+end
+return {codes, jobs, limited, again or 0}

@@ -1,0 +1,197 @@
+/* Ends completed jobs and brings the next ones, those of one turn of the loop in one script call.
+ *
+ * One call for many jobs: what a call costs (parsing, looking up, building keys, reading the
+ * queue's settings) is then paid once, in Redis and here. Each call is small enough that Redis is
+ * back within a millisecond, and so that it works on one while we work on the jobs of another. */
+#include "worker/queue/turn.h"
+
+#include "common/mem.h"
+#include "common/reaper.h"
+#include "common/text.h"
+#include "worker/queue/msgpack.h"
+#include "worker/queue/scripts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define JOBS_A_CALL  32
+#define BYTES_A_CALL (256 * 1024) /* of values and messages; one job may have more */
+
+struct turn_job {
+    struct str token;
+    bool fetch;
+    finish_fn cb;
+    void *data;
+};
+
+struct batch { /* a call; dies when Redis has answered it */
+    struct batch *prev, *next;
+    struct turn *turn;
+    struct queue_call *call;
+    size_t count, bytes;
+    bool sent;
+    struct turn_job jobs[JOBS_A_CALL];
+};
+
+struct turn {
+    struct queue *q;
+    struct str opts;     /* the same for every call */
+    struct batch *open;  /* takes jobs yet */
+    struct batch *first; /* all, the open one too */
+    bool pending, freed; /* send_open is deferred; free waits for it */
+};
+
+static void batch_free(struct batch *b)
+{
+    *(b->prev != NULL ? &b->prev->next : &b->turn->first) = b->next;
+    if (b->next != NULL)
+        b->next->prev = b->prev;
+    for (size_t i = 0; i < b->count; i++)
+        str_fini(&b->jobs[i].token);
+    free(b);
+}
+
+/* The answers of one call, each to its job. */
+static void on_answer(redisReply *reply, void *data)
+{
+    struct batch *b = data;
+    struct claim_batch fetched;
+    const redisReply *codes = NULL;
+    if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 4)
+        codes = reply->element[0];
+    claim_batch_init(&fetched, codes != NULL ? reply : NULL);
+    for (size_t i = 0; i < b->count; i++) {
+        const struct turn_job *job = &b->jobs[i];
+        struct claim_answer answer = {NULL, 0, 0};
+        /* A script that failed says nothing of single jobs: each is ended by itself then. */
+        bool ended = codes != NULL && i < codes->elements && codes->element[i]->integer == 0;
+        if (ended && job->fetch)
+            claim_batch_next(&fetched, &job->token, &answer);
+        job->cb(ended ? FINISH_RESULT_OK : FINISH_RESULT_UNCOMMON, &answer, job->data);
+    }
+    batch_free(b);
+}
+
+static void send_batch(struct batch *b)
+{
+    b->sent = true;
+    queue_call_send(b->call, on_answer, b);
+}
+
+static void send_open(void *data)
+{
+    struct turn *t = data;
+    t->pending = false;
+    if (t->freed) {
+        free(t);
+        return;
+    }
+    struct batch *b = t->open;
+    t->open = NULL;
+    if (b != NULL)
+        send_batch(b);
+}
+
+static struct str pack_opts(const struct queue *q)
+{
+    struct buf opts;
+    buf_init(&opts, 4096);
+    claim_pack_opts(q, &opts, NULL, 1, 0);
+    msgpack_str(&opts, "maxMetricsSize");
+    if (queue_options(q)->metrics_points > 0)
+        msgpack_int(&opts, queue_options(q)->metrics_points);
+    else
+        msgpack_str(&opts, "");
+    size_t len = opts.len;
+    return (struct str){buf_steal(&opts), len};
+}
+
+struct turn *turn_new(struct queue *q)
+{
+    struct turn *t = mem_alloc(sizeof *t);
+    t->q = q;
+    t->opts = pack_opts(q);
+    return t;
+}
+
+void turn_free(struct turn *t)
+{
+    if (t->open != NULL)
+        queue_call_discard(t->open->call);
+    while (t->first != NULL)
+        batch_free(t->first);
+    str_fini(&t->opts);
+    t->freed = true;
+    if (!t->pending)
+        free(t);
+}
+
+static struct batch *open_batch(struct turn *t)
+{
+    struct batch *b = mem_alloc(sizeof *b);
+    b->turn = t;
+    b->next = t->first;
+    if (t->first != NULL)
+        t->first->prev = b;
+    t->first = b;
+    b->call = queue_call_new(t->q, &script_turn, 1);
+    queue_call_key(b->call, "wait");
+    queue_call_str(b->call, queue_prefix(t->q));
+    queue_call_int(b->call, text_now_ms());
+    queue_call_bytes(b->call, t->opts.data, t->opts.len);
+    t->open = b;
+    if (!t->pending)
+        reaper_defer(send_open, t);
+    t->pending = true;
+    return b;
+}
+
+/* keepJobs as turn.lua wants it: the two common cases need no decoding. */
+static void add_keep(struct queue_call *call, const struct jobopts_keep *keep)
+{
+    if (keep->has_count && keep->count == 0) {
+        queue_call_str(call, "0");
+    } else if (!keep->has_age && !(keep->has_count && keep->count > 0)) {
+        queue_call_str(call, "");
+    } else {
+        struct buf packed;
+        buf_init(&packed, 256);
+        finish_pack_keep(&packed, keep);
+        queue_call_bytes(call, packed.data, packed.len);
+        buf_fini(&packed);
+    }
+}
+
+static void add_job(struct queue_call *call, const struct finish *f,
+                    const struct jobopts_keep *keep)
+{
+    const struct str *thread = &f->job->thread;
+    queue_call_bytes(call, f->job->id.data, f->job->id.len);
+    queue_call_bytes(call, f->job->token.data, f->job->token.len);
+    queue_call_str(call, f->fetch_next ? "1" : "");
+    queue_call_bytes(call, f->value, f->value_len);
+    add_keep(call, keep);
+    queue_call_bytes(call, thread->data != NULL ? thread->data : "", thread->len);
+    queue_call_int(call, (long long)f->message_count);
+    if (f->message_count == 0)
+        return;
+    queue_call_int(call, f->first_seq);
+    queue_call_int(call, f->reply_ttl_ms);
+    queue_call_str(call, f->fresh_reply ? "1" : "");
+    for (size_t i = 0; i < f->message_count; i++)
+        queue_call_bytes(call, f->messages[i].data, f->messages[i].len);
+}
+
+void turn_complete(struct turn *t, const struct finish *f, finish_fn cb, void *data)
+{
+    struct batch *b = t->open != NULL ? t->open : open_batch(t);
+    add_job(b->call, f, finish_keep_of(t->q, f));
+    b->jobs[b->count++] = (struct turn_job){str_copy(&f->job->token), f->fetch_next, cb, data};
+    b->bytes += f->value_len;
+    for (size_t i = 0; i < f->message_count; i++)
+        b->bytes += f->messages[i].len;
+    if (b->count == JOBS_A_CALL || b->bytes >= BYTES_A_CALL) {
+        t->open = NULL;
+        send_batch(b);
+    }
+}
