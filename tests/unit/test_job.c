@@ -39,12 +39,12 @@ static int set_up(void **state)
     connection = redis_server_dial(&redis);
     /* The claim script itself, but for its last statement. */
     char *text = mem_strndup(script_claim.text, script_claim.text_len);
-    char *last = strstr(text, "\nreturn fetchNextJob(KEYS");
+    char *last = strstr(text, "\nreturn fetchNextJob(");
     if (settings == NULL || connection == NULL || last == NULL)
         return -1;
     *last = '\0';
     find_thread = mem_printf("%s\nspContext('" PREFIX "', 0, {dm = tonumber(ARGV[1])})\n"
-                             "return spFindThread(KEYS[1]) or false",
+                             "return spFindThread(spRead(KEYS[1])) or false",
                              text);
     free(text);
     return 0;
