@@ -54,7 +54,8 @@ for (const tz of ['utc', 'UTC+2', 'utc-3', 'utc+5:30', 'europe/BERLIN', 'gmt']) 
 
 // All of them were compared once; an eighth is kept, and of what is no pattern one row.
 const seen = new Set();
-const kept = rows.filter(([pattern, , seed, , at], i) => {
+const kept = rows.filter(([pattern, tz, seed, after, at], i) => {
+  if (tz === 'Africa/Casablanca' && after > Date.parse('2040-01-01T00:00:00Z')) return false; // releases of tzdata differ on it
   if (seed || i % 8 === 3 || (at === -2 && !seen.has(pattern))) return seen.has(pattern) && at === -2 ? false : seen.add(pattern);
   return false;
 });

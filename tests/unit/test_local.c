@@ -442,10 +442,10 @@ static void test_31_no_process_outlives_its_run(void **state)
                "import subprocess\nsubprocess.Popen(['sleep', '3331']); print('parent done')",
                "parent done\n");
     assert_int_equal(rig_processes("cmdline", "sleep 3331", 0), 0);
-    rig_expect(
-        &rig, "t:bg",
-        "import os\nif os.fork() == 0:\n    os.setsid(); os.execvp('sleep', ['sleep', '3332'])",
-        "");
+    rig_expect(&rig, "t:bg",
+               "import os, warnings\nwarnings.simplefilter('ignore')\n"
+               "if os.fork() == 0:\n    os.setsid(); os.execvp('sleep', ['sleep', '3332'])",
+               "");
     assert_int_equal(rig_processes("cmdline", "sleep 3332", 0), 0);
     rig_expect(&rig, "t:bg", "print(1)", "1\n");
 }
@@ -541,7 +541,9 @@ static void test_38_error_detail(void **state)
     assert_string_equal(r.name, "RecursionError");
     rig_result_fini(&r);
     run("t:o", "x = (");
-    assert_string_equal(r.name, "SyntaxError");
+    /* Python 3.13 has a name of its own for it. */
+    if (strcmp(r.name, "_IncompleteInputError") != 0)
+        assert_string_equal(r.name, "SyntaxError");
     rig_result_fini(&r);
 }
 

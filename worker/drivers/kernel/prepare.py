@@ -161,6 +161,20 @@ def _sandpiper_prepare():
                 if "code" in content:
                     content["code"] = split(content["code"])[1]
 
+    def forget_callers():
+        """A kept traceback keeps the frames that called its code, and those have the request's text as locals."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            mine = frame.f_locals
+            marked = [name for name, value in mine.items() if isinstance(value, str) and value.startswith(MARK)]
+            for name in marked:
+                mine[name] = split(mine[name])[1]
+            if marked and sys.version_info < (3, 13):  # there f_locals is a copy, to be written back
+                import ctypes
+
+                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+            frame = frame.f_back
+
     def begin(info):
         line, code = split(info.raw_cell)
         if not line:
@@ -170,6 +184,7 @@ def _sandpiper_prepare():
         settings = parse(line)
         info.raw_cell = code
         forget_parents()
+        forget_callers()
         if settings is None:
             return
         Run.info, Run.nonce, Run.output = info, settings[0], settings[2]
