@@ -1,5 +1,6 @@
 // Reads a job's reply from its stream until `done`, checking each message on the way.
 import assert from 'node:assert/strict';
+import { SandpiperClient } from '../../docker/client/index.mjs';
 import { checkMessage } from './contract.mjs';
 
 /** The messages now in a reply stream; checks form, ids, seq without gaps, and that `done` is last and single. */
@@ -19,27 +20,23 @@ export async function readStream(redis, key, { whole = true } = {}) {
   return messages;
 }
 
-/** Follows the stream from `fromSeq` until `done` (XREAD BLOCK on a connection of its own). */
+/** Follows the reply from `fromSeq` until `done` with docker/client, as a server does; only what the worker wrote counts. */
 export async function follow(redis, key, { fromSeq = 1, timeout = 30_000, onMessage } = {}) {
-  const connection = redis.duplicate();
-  connection.on('error', () => {});
+  const [, prefix, queueName, jobId] = /^(.*?):(.*?):reply:(.*)$/s.exec(key);
+  const client = new SandpiperClient({ connection: redis, prefix, queueName });
   const messages = [];
-  const deadline = Date.now() + timeout;
-  let last = fromSeq > 1 ? `${fromSeq - 1}-0` : '0';
   try {
-    while (Date.now() < deadline) {
-      const reply = await connection.xread('BLOCK', 200, 'STREAMS', key, last);
-      for (const [id, fields] of reply?.[0][1] ?? []) {
-        const message = checkMessage(JSON.parse(fields[1]));
-        messages.push(message);
-        onMessage?.(message, Date.now());
-        last = id;
-        if (message.type === 'done') return messages;
-      }
+    const signal = AbortSignal.timeout(timeout);
+    for await (const message of client.messages(jobId, { from: fromSeq, fallback: false, signal })) {
+      messages.push(checkMessage(message));
+      onMessage?.(message, Date.now());
     }
+    return messages;
+  } catch (error) {
+    if (error.name !== 'TimeoutError') throw error;
     throw new Error(`no done in ${key} within ${timeout} ms; got ${messages.map((m) => m.type).join(' ')}`);
   } finally {
-    connection.disconnect();
+    client.close();
   }
 }
 
