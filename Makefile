@@ -25,7 +25,7 @@ ifeq ($(shell pkg-config --exists hiredis_ssl 2>/dev/null && echo yes),yes)
 CPPFLAGS_ALL += -DSANDPIPER_REDIS_TLS
 LDLIBS_TLS := -lhiredis_ssl -lssl -lcrypto
 endif
-LDLIBS_ALL = $(LDLIBS_TLS) -lhiredis -lcurl -ljansson -lev -lm $(LDLIBS)
+LDLIBS_ALL = $(LDLIBS_TLS) -lhiredis -lcurl -ljansson -lmicrohttpd -lev -lm $(LDLIBS)
 
 SOURCES := $(sort $(wildcard common/*.c) $(shell find worker -name '*.c'))
 LIB_SOURCES := $(filter-out worker/main.c,$(SOURCES))

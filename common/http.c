@@ -285,6 +285,11 @@ struct http *http_new(struct ev_loop *loop)
     return client;
 }
 
+void http_observe(struct http *client, http_observe_fn observer)
+{
+    client->observer = observer;
+}
+
 void http_free(struct http *client)
 {
     if (!client)

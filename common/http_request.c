@@ -556,6 +556,9 @@ void http_request_report(struct http_request *request)
         answer.body = request->body.data ? request->body.data : "";
         answer.body_len = request->body.len;
     }
+    if (request->client->observer)
+        request->client->observer(request->options.kind ? request->options.kind : "other",
+                                  answer.result, answer.status);
     if (request->options.on_done)
         request->options.on_done(request->options.data, &answer);
 }

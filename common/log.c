@@ -1,6 +1,7 @@
 /* Log lines: built in one buffer, cleaned of secrets and control characters, sent by one write. */
 #include "common/log.h"
 
+#include "common/log_impl.h"
 #include "common/mem.h"
 #include "common/text.h"
 #include "common/utf8.h"
@@ -26,6 +27,7 @@ static const char *const level_colours[] = {"\033[2m", "\033[32m", "\033[33m", "
 static enum log_level min_level = LOG_LEVEL_INFO;
 static bool pretty;
 static bool colour;
+static unsigned long long lines_written[4], lines_left_out;
 
 struct line {
     char text[LINE_MAX_BYTES];
@@ -61,6 +63,21 @@ bool log_format_parse(const char *word, enum log_format *out)
         return false;
     *out = (enum log_format)i;
     return true;
+}
+
+const char *log_level_word(enum log_level level)
+{
+    return level_words[level];
+}
+
+unsigned long long log_lines(enum log_level level)
+{
+    return lines_written[level];
+}
+
+unsigned long long log_lines_suppressed(void)
+{
+    return lines_left_out;
 }
 
 void log_init(enum log_level level, enum log_format format)
@@ -174,6 +191,12 @@ static void line_json(struct line *line, enum log_level level, const struct log_
         line_puts(line, "\",\"thread\":\"");
         line_escape_clean(line, ctx->thread, ID_MAX_BYTES);
     }
+    if (ctx && ctx->trace) { /* the names that OpenTelemetry's log formats use */
+        line_puts(line, "\",\"trace_id\":\"");
+        (void)line_add(line, ctx->trace + 3, 32, LINE_MAX_BYTES);
+        line_puts(line, "\",\"span_id\":\"");
+        (void)line_add(line, ctx->trace + 36, 16, LINE_MAX_BYTES);
+    }
     line_puts(line, "\",\"msg\":\"");
     line_escape(line, message, LINE_MAX_BYTES - strlen("\"}\n"));
     line_puts(line, "\"}\n");
@@ -227,10 +250,43 @@ __attribute__((format(printf, 1, 0))) static char *message_new(const char *fmt, 
     return clean;
 }
 
+static void write_line(enum log_level level, const struct log_ctx *ctx, const char *message)
+{
+    struct line line;
+
+    line.len = 0;
+    if (pretty)
+        line_pretty(&line, level, ctx, message);
+    else
+        line_json(&line, level, ctx, message);
+    line_send(&line);
+    lines_written[level]++;
+}
+
+static void say_left_out(enum log_level level, unsigned long long count, long long seconds,
+                         const char *kind)
+{
+    char *message =
+        mem_printf("%llu more lines were left out in %lld s, all like: %s", count, seconds, kind);
+
+    write_line(level, NULL, message);
+    free(message);
+}
+
+void log_flush(void)
+{
+    log_limit_report(true, text_monotonic_ms(), say_left_out);
+}
+
+/* Lines about a job are as many as jobs; a line about nothing but a lasting fault has no end. */
+static bool may_repeat(enum log_level level, const struct log_ctx *ctx)
+{
+    return level < LOG_LEVEL_WARN || (ctx && ctx->job);
+}
+
 void log_write(enum log_level level, const struct log_ctx *ctx, const char *fmt, ...)
 {
     int saved_errno = errno;
-    struct line line;
     char *message;
     va_list args;
 
@@ -239,12 +295,12 @@ void log_write(enum log_level level, const struct log_ctx *ctx, const char *fmt,
     va_start(args, fmt);
     message = message_new(fmt, args);
     va_end(args);
-    line.len = 0;
-    if (pretty)
-        line_pretty(&line, level, ctx, message);
+    log_limit_report(false, text_monotonic_ms(), say_left_out);
+    if (may_repeat(level, ctx) ||
+        log_limit_pass(level, strcmp(fmt, "%s") == 0 ? message : fmt, text_monotonic_ms()))
+        write_line(level, ctx, message);
     else
-        line_json(&line, level, ctx, message);
-    line_send(&line);
+        lines_left_out++;
     free(message);
     errno = saved_errno;
 }

@@ -7,6 +7,7 @@
 #include "common/settings_impl.h"
 #include "common/text.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -71,12 +72,22 @@ static int parse_bool(const char *text, long long *out)
     return -1;
 }
 
+static bool is_address(const char *text)
+{
+    unsigned char address[sizeof(struct in6_addr)];
+
+    return strcmp(text, "localhost") == 0 || inet_pton(AF_INET, text, address) == 1 ||
+           inet_pton(AF_INET6, text, address) == 1;
+}
+
 static int parse_string(enum setting id, const char *text, const struct reason *reason)
 {
     const struct setting_row *row = settings_row(id);
 
     if (id == SETTING_QUEUE_NAME && strchr(text, ':'))
         return fail(reason, "%s: a queue's name has no colon", row->name);
+    if (id == SETTING_STATUS_HOST && !is_address(text))
+        return fail(reason, "%s: \"%.*s\" is not an IP address", row->name, QUOTED_MAX_BYTES, text);
     if (id == SETTING_URL_ALLOW && !netaddr_list_valid(text))
         return fail(reason, "%s: not a list of host:port entries", row->name);
     return 0;

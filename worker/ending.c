@@ -88,6 +88,11 @@ static void say_end(struct ending *e)
     else if (e->o.result != NULL && e->o.result->error != NULL)
         json_object_set_new(done, "error",
                             jsonx_string(e->o.result->error, strlen(e->o.result->error)));
+    const struct jobopts *opts = e->o.opts;
+    if (opts->traceparent != NULL)
+        json_object_set_new(done, "trace",
+                            json_pack("{s:s,s:s*}", "traceparent", opts->traceparent, "tracestate",
+                                      opts->tracestate));
     size_t len;
     char *members = jsonx_dump(done, &len);
     json_decref(done);
@@ -133,7 +138,9 @@ static void decide(struct ending *e)
                  jobopts_retry(e->o.opts, e->o.claimed->attempts_made, random01(), &e->delay_ms);
     e->kind = retry ? ENDING_RETRIED : ENDING_FAILED;
     if (retry && e->o.opts->backoff == JOBOPTS_BACKOFF_UNKNOWN) {
-        struct log_ctx ctx = {.job = e->o.claimed->id.data};
+        struct log_ctx ctx = {.job = e->o.claimed->id.data,
+                              .thread = e->o.claimed->thread.data,
+                              .trace = e->o.opts->traceparent};
         log_write(
             LOG_LEVEL_WARN, &ctx,
             "the job's backoff strategy is not one of BullMQ's own; its delay is used as fixed");

@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/text.h"
+#include "worker/metrics.h"
 #include "worker/queue/scripts.h"
 
 #include <ev.h>
@@ -116,6 +117,8 @@ static void go_on(struct intake *in, const redisReply *reply)
     const char *wrong = reply->element[6]->str;
     char text[160];
     in->ended -= 2 * (int)reply->element[2]->integer;
+    metrics_count(METRIC_STREAM_ENTRIES, (double)reply->element[0]->integer, "admitted", NULL);
+    metrics_count(METRIC_STREAM_ENTRIES, (double)letters, "dead", NULL);
     if (letters > 0)
         log_warn("%lld stream entries went to stream:dead, each with its reason", letters);
     if (wrong[0] != '\0') {

@@ -21,6 +21,9 @@ struct app {
     struct ev_loop *loop;
     struct worker *worker;
     struct ev_signal term, intr;
+#ifdef SANDPIPER_TEST_BUILD
+    struct ev_signal usr2; /* makes the claim loop hang */
+#endif
 };
 
 static void on_drained(void *data)
@@ -38,6 +41,16 @@ static void on_signal(struct ev_loop *loop, struct ev_signal *w, int revents)
     worker_drain(app->worker, on_drained, app);
 }
 
+#ifdef SANDPIPER_TEST_BUILD
+static void on_hang_signal(struct ev_loop *loop, struct ev_signal *w, int revents)
+{
+    (void)loop;
+    (void)w;
+    (void)revents;
+    worker_hang();
+}
+#endif
+
 static void watch(struct app *app, struct ev_signal *w, int signum)
 {
     ev_signal_init(w, on_signal, signum);
@@ -54,6 +67,10 @@ static void unwatch(struct app *app)
     ev_ref(app->loop);
     ev_signal_stop(app->loop, &app->term);
     ev_signal_stop(app->loop, &app->intr);
+#ifdef SANDPIPER_TEST_BUILD
+    ev_ref(app->loop);
+    ev_signal_stop(app->loop, &app->usr2);
+#endif
     ev_loop_destroy(app->loop);
 }
 
@@ -68,6 +85,11 @@ static int serve(struct settings *settings)
     /* Before anything is said: a signal from here on waits for the loop, and for its worker. */
     watch(&app, &app.term, SIGTERM);
     watch(&app, &app.intr, SIGINT);
+#ifdef SANDPIPER_TEST_BUILD
+    ev_signal_init(&app.usr2, on_hang_signal, SIGUSR2);
+    ev_signal_start(app.loop, &app.usr2);
+    ev_unref(app.loop);
+#endif
     app.worker = worker_new(app.loop, settings, err, sizeof err);
     if (app.worker == NULL) {
         log_error("%s", err);
@@ -154,6 +176,7 @@ int main(int argc, char **argv)
         code = serve(settings);
     }
     settings_free(settings);
+    log_flush();
     log_secrets_clear();
     return code;
 }

@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/utf8.h"
+#include "worker/metrics.h"
 #include "worker/queue/scripts.h"
 
 #include <ev.h>
@@ -201,6 +202,8 @@ static struct str number_first(struct reply *r)
         abort();
     drop_first(r);
     size_t len = text.len;
+    metrics_count(METRIC_REPLY_MESSAGES, 1, NULL, NULL);
+    metrics_count(METRIC_REPLY_BYTES, (double)len, NULL, NULL);
     return (struct str){buf_steal(&text), len};
 }
 

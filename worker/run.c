@@ -5,6 +5,7 @@
 #include "common/reaper.h"
 #include "common/settings.h"
 #include "common/text.h"
+#include "worker/metrics.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,9 @@ struct run **run_link(struct run *run)
 
 struct log_ctx run_log_ctx(const struct run *run)
 {
-    return (struct log_ctx){.job = run->claimed->id.data, .thread = run->claimed->thread.data};
+    return (struct log_ctx){.job = run->claimed->id.data,
+                            .thread = run->claimed->thread.data,
+                            .trace = run->opts.traceparent};
 }
 
 void run_enter(struct run *run, enum run_state state)
@@ -106,6 +109,7 @@ void run_abandon(struct run *run, const char *why)
     if (run->state == RUN_OVER)
         return;
     struct log_ctx ctx = run_log_ctx(run);
+    metrics_count(METRIC_JOBS_ENDED, 1, "lost", run->fenced ? "fenced" : "abandoned");
     log_write(LOG_LEVEL_WARN, &ctx, "the run is given up while %s: %s; nothing more is written",
               state_names[run->state], why);
     run_over(run, NULL);
@@ -127,6 +131,7 @@ static void on_lock_lost(void *data)
     struct run *run = data;
     if (run->state == RUN_ENDING) /* its own answer says what became of it */
         return;
+    metrics_count(METRIC_LOCKS_LOST, 1, NULL, NULL);
     lose(run, "its lock was lost");
 }
 
@@ -149,10 +154,14 @@ static void on_ended(enum finish_result finished, enum ending_kind kind,
                      const struct claim_answer *next, void *data)
 {
     static const char *const words[] = {"completed", "failed", "to be retried"};
+    static const char *const ends[] = {"completed", "failed", "retried"};
     struct run *run = data;
     struct log_ctx ctx = run_log_ctx(run);
     run->ending = NULL;
     const char *reason = outcome_row(run->outcome)->reason;
+    metrics_observe_ms(METRIC_FINISH_DURATION, (double)(text_monotonic_ms() - run->ending_ms));
+    metrics_count(METRIC_JOBS_ENDED, 1, finished == FINISH_RESULT_OK ? ends[kind] : "lost",
+                  finished == FINISH_RESULT_OK ? reason : "unfinished");
     if (finished == FINISH_RESULT_OK)
         log_write(LOG_LEVEL_INFO, &ctx,
                   "job %s: %s; queued %lld ms, sandbox %lld ms, run %lld ms, files %lld ms%s%s",
@@ -172,6 +181,7 @@ static void finish(void *data)
 {
     struct run *run = data;
     run_enter(run, RUN_ENDING);
+    run->ending_ms = text_monotonic_ms();
     struct ending_options o = {
         .queue = run->host->queue,
         .turn = run->host->turn,
@@ -234,12 +244,14 @@ static void on_given_back(enum finish_result result, const struct claim_answer *
 void run_give_back(struct run *run)
 {
     run_enter(run, RUN_ENDING);
+    metrics_count(METRIC_JOBS_ENDED, 1, "returned", "drained");
     run->holds++;
     finish_give_back(run->host->queue, run->claimed, on_given_back, run);
 }
 
 void run_leave(struct run *run)
 {
+    metrics_count(METRIC_JOBS_ENDED, 1, "returned", "children");
     run_over(run, NULL);
 }
 

@@ -4,6 +4,7 @@
 #include "common/mem.h"
 #include "common/settings.h"
 #include "common/text.h"
+#include "worker/metrics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,6 +80,7 @@ static void on_end(void *data, const struct driver_end *end)
         return;
     }
     run->result.run_ms = run->ended_ms - run->delivered_ms;
+    metrics_observe_ms(METRIC_RUN_DURATION, (double)run->result.run_ms);
     result_take_end(&run->result, end);
     run->outcome = outcome_of_end(run, end);
     bool stopped = run->outcome == OUTCOME_TIMEOUT || run->outcome == OUTCOME_CANCELLED ||
@@ -89,9 +91,17 @@ static void on_end(void *data, const struct driver_end *end)
     outputs_collect(run->outputs, run->driver_run, end->files, end->file_count);
 }
 
+static void first_output(struct run *run)
+{
+    if (!run->has_output)
+        metrics_observe_ms(METRIC_FIRST_OUTPUT, (double)(text_monotonic_ms() - run->delivered_ms));
+    run->has_output = true;
+}
+
 static void on_output(void *data, enum driver_stream stream, const char *text, size_t len)
 {
     struct run *run = data;
+    first_output(run);
     capture_add(stream == DRIVER_STDOUT ? &run->result.out : &run->result.err, text, len);
     reply_output(run->reply, stream, text, len);
     if (run->log != NULL)
@@ -101,6 +111,7 @@ static void on_output(void *data, enum driver_stream stream, const char *text, s
 static void on_result(void *data, const json_t *bundle, bool is_main)
 {
     struct run *run = data;
+    first_output(run);
     outputs_add_result(run->outputs, bundle, is_main);
 }
 
@@ -151,6 +162,7 @@ static void deliver(struct run *run)
     run_enter(run, RUN_RUNNING);
     run->delivered_ms = text_monotonic_ms();
     run->result.sandbox_ms = run->delivered_ms - run->began_ms;
+    metrics_observe_ms(METRIC_SANDBOX_WAIT, (double)run->result.sandbox_ms);
     ev_now_update(run->host->loop);
     ev_timer_init(&run->timer, on_time_limit, (double)run->job.timeout_ms / 1000.0, 0);
     run->timer.data = run;
@@ -205,6 +217,11 @@ static void on_ready(void *data, const struct driver_ready *ready)
     r->resumed = ready->resumed;
     free(r->state_lost);
     r->state_lost = mem_strdup(ready->state_lost);
+    if (run->claimed->thread.data != NULL)
+        metrics_count(METRIC_SANDBOXES_ACQUIRED, 1, run->driver->ops->name,
+                      ready->resumed  ? "resumed"
+                      : ready->reused ? "warm"
+                                      : "fresh");
     run_enter(run, RUN_MARKING);
     bool mark = !run->job.idempotent || run->job.reply;
     run->marked = run->marked || mark;
@@ -234,6 +251,7 @@ void run_prepare(struct run *run)
         .code_len = run->job.code_len,
         .env = run->job.env,
         .timeout_ms = run->job.timeout_ms,
+        .trace = run->opts.traceparent,
         .attempt = (int)run->claimed->attempts_made + 1,
         .record = {or_empty(&run->claimed->sandbox), or_empty(&run->claimed->creation),
                    or_empty(&run->claimed->actor)},

@@ -9,9 +9,12 @@
 #include "common/text.h"
 #include "worker/control.h"
 #include "worker/intake.h"
+#include "worker/metrics.h"
+#include "worker/ops.h"
 #include "worker/presence.h"
 #include "worker/queue/marker.h"
 #include "worker/queue/stalled.h"
+#include "worker/queue/stats.h"
 #include "worker/queue/turn.h"
 #include "worker/run.h"
 #include "worker/thread_records.h"
@@ -29,6 +32,7 @@
     10000 /* longest wait on the marker when a delayed job is due (as BullMQ) */
 #define LIMITED_WAIT_MAX_MS 30000 /* and while the queue is rate limited */
 #define CLAIM_PAUSE_S       0.25  /* after a claim that failed */
+#define CLAIM_LIMIT_MS      10000 /* a claim is answered or lost by then (redis.c) */
 #define DRAIN_EXTRA_S       1.5   /* for the last words, once runs were stopped */
 
 struct worker {
@@ -44,6 +48,8 @@ struct worker {
     struct intake *intake;
     struct control *control;
     struct presence *presence;
+    struct stats *stats;
+    struct ops *ops;
     struct factory *factory;
     struct http *http;
     struct run_host host;
@@ -52,6 +58,9 @@ struct worker {
     bool claiming, claim_again, was_ready;
     long long limited_until; /* monotonic ms: rate limited */
     struct ev_timer pause;   /* until the next claim */
+    /* Monotonic ms: when the claim loop last turned, when the claim under way was sent, and by when
+     * each of what it may wait for must have come. */
+    long long turned, claimed_at, claim_due, marker_due, pause_due, ready_due;
     bool draining, stopping, ended_said;
     bool intake_left;
     struct ev_timer drain_timer;
@@ -64,6 +73,7 @@ static void check_drained(struct worker *w);
 
 static void pump_after(struct worker *w, double seconds)
 {
+    w->pause_due = text_monotonic_ms() + (long long)(seconds * 1000);
     ev_timer_stop(w->loop, &w->pause);
     ev_timer_set(&w->pause, seconds, 0);
     ev_timer_start(w->loop, &w->pause);
@@ -76,6 +86,14 @@ static void on_pause_over(struct ev_loop *loop, struct ev_timer *t, int revents)
     pump(t->data);
 }
 
+static void on_woken(long long next_delayed_at, void *data);
+
+static void wait_for_marker(struct worker *w, long long ms)
+{
+    w->marker_due = text_monotonic_ms() + ms + CLAIM_LIMIT_MS;
+    marker_wait(w->marker, ms, on_woken, w);
+}
+
 static void on_woken(long long next_delayed_at, void *data)
 {
     struct worker *w = data;
@@ -83,8 +101,7 @@ static void on_woken(long long next_delayed_at, void *data)
     /* The marker spoke of a delayed job that is not due yet: what comes before it has a marker of
      * its own. */
     if (next_delayed_at > 0 && wait > 0 && !w->draining && w->running < w->concurrency)
-        marker_wait(w->marker, wait < DELAYED_WAIT_MAX_MS ? wait : DELAYED_WAIT_MAX_MS, on_woken,
-                    w);
+        wait_for_marker(w, wait < DELAYED_WAIT_MAX_MS ? wait : DELAYED_WAIT_MAX_MS);
     else
         pump(w);
 }
@@ -111,7 +128,7 @@ static void wait_for_work(struct worker *w, const struct claim_answer *answer)
     if (wait <= 0)
         pump(w);
     else
-        marker_wait(w->marker, wait, on_woken, w);
+        wait_for_marker(w, wait);
 }
 
 static void take_job(struct worker *w, struct claimed_job *job)
@@ -120,6 +137,9 @@ static void take_job(struct worker *w, struct claimed_job *job)
     *run_link(run) = w->runs;
     w->runs = run;
     w->running++;
+    metrics_count(METRIC_JOBS_CLAIMED, 1, NULL, NULL);
+    if (job->timestamp > 0 && job->claimed_at >= job->timestamp)
+        metrics_observe_ms(METRIC_JOB_WAIT, (double)(job->claimed_at - job->timestamp));
     if (control_was_cancelled(w->control, run_job_id(run)) || job->cancelled)
         run_stop(run, RUN_STOP_CANCELLED);
 }
@@ -131,6 +151,7 @@ static void on_claimed(const struct claim_answer *answer, void *data)
     if (answer == NULL) {
         pump_after(w, CLAIM_PAUSE_S);
     } else if (answer->job != NULL) {
+        metrics_observe_ms(METRIC_CLAIM_DURATION, (double)(text_monotonic_ms() - w->claimed_at));
         take_job(w, answer->job);
         pump(w);
     } else if (w->claim_again) {
@@ -141,9 +162,31 @@ static void on_claimed(const struct claim_answer *answer, void *data)
     check_drained(w);
 }
 
+#ifdef SANDPIPER_TEST_BUILD
+static bool hung;
+
+void worker_hang(void)
+{
+    hung = true;
+}
+
+static bool is_hung(void)
+{
+    return hung;
+}
+#else
+static bool is_hung(void)
+{
+    return false;
+}
+#endif
+
 /* Claims when there is a free slot; the one place where claims begin. */
 static void pump(struct worker *w)
 {
+    if (is_hung())
+        return;
+    w->turned = text_monotonic_ms();
     if (w->draining || !queue_is_ready(w->queue) || w->running >= w->concurrency)
         return;
     if (w->claiming) {
@@ -156,6 +199,8 @@ static void pump(struct worker *w)
         return;
     }
     w->claim_again = false;
+    w->claimed_at = w->turned;
+    w->claim_due = w->turned + CLAIM_LIMIT_MS;
     w->claiming = claim_next(w->queue, on_claimed, w) == 0;
     if (!w->claiming)
         pump_after(w, CLAIM_PAUSE_S);
@@ -249,6 +294,7 @@ static void on_redis_state(struct redis *r, bool ready, const char *reason, void
                          stalled */
         stalled_hold(w->stalled, settings_int(w->settings, SETTING_LOCK_DURATION_MS));
     w->was_ready = true;
+    w->ready_due = text_monotonic_ms() + CLAIM_LIMIT_MS;
     locks_renew_now(w->locks, on_locks_renewed, w);
 }
 
@@ -321,6 +367,7 @@ void worker_drain(struct worker *w, void (*ended)(void *data), void *data)
         ev_timer_start(w->loop, &w->drain_timer);
     }
     presence_refresh(w->presence);
+    ops_refresh(w->ops);
     check_drained(w);
 }
 
@@ -360,6 +407,33 @@ static void on_intake_changed(void *data)
 static bool is_draining(void *data)
 {
     return ((struct worker *)data)->draining;
+}
+
+/* By how much the claim loop is late: whatever it waits for should have come by then. A loop that
+ * waits for nothing, with a free slot, has lost its thread. */
+static long long overdue(const struct worker *w, long long now)
+{
+    if (w->draining || !redis_ready(w->redis) || w->running >= w->concurrency)
+        return 0;
+    long long due = !queue_is_ready(w->queue)   ? w->ready_due
+                    : w->claiming               ? w->claim_due
+                    : marker_waiting(w->marker) ? w->marker_due
+                    : ev_is_active(&w->pause)   ? w->pause_due
+                                                : w->turned;
+    return now > due ? now - due : 0;
+}
+
+static void look(struct ops_view *view, void *data)
+{
+    const struct worker *w = data;
+    *view = (struct ops_view){.redis_ready = queue_is_ready(w->queue),
+                              .draining = w->draining,
+                              .running = w->running,
+                              .slots = w->concurrency,
+                              .overdue_ms = overdue(w, text_monotonic_ms()),
+                              .reconnects = redis_reconnects(w->redis),
+                              .queue = stats_figures(w->stats)};
+    view->driver = factory_describe(w->settings, &view->why_not);
 }
 
 /* The settings for jobs that do not say themselves what is kept of them. */
@@ -430,6 +504,7 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     w->intake_left = w->intake == NULL;
     w->control = control_new(w->queue, &url,
                              &(struct control_host){stop_job, stop_thread, fail_cancelled, w});
+    w->stats = stats_new(w->queue, settings_int(settings, SETTING_STALLED_INTERVAL_MS));
     w->presence = presence_new(w->queue, settings,
                                &(struct presence_host){running, is_draining, intake_state, w});
     struct driver_host host = {.loop = loop,
@@ -446,11 +521,13 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     log_info("replica %s: queue %s, %lld slots, driver %s%s%s", w->replica_id,
              queue_prefix(w->queue), w->concurrency, driver, not_named[0] != '\0' ? ": " : "",
              not_named);
+    w->ops = ops_new(loop, settings, look, w);
     return w;
 }
 
 void worker_free(struct worker *w)
 {
+    ops_free(w->ops);
     redis_free(w->redis); /* first: commands under way get their callback while all is there */
     marker_free(w->marker);
     ev_timer_stop(w->loop, &w->pause); /* such a callback may have started it */
@@ -458,6 +535,7 @@ void worker_free(struct worker *w)
     if (w->intake != NULL)
         intake_free(w->intake);
     control_free(w->control);
+    stats_free(w->stats);
     stalled_free(w->stalled);
     locks_free(w->locks);
     http_free(w->http);

@@ -33,6 +33,10 @@ struct http_answer {
     size_t body_len;
 };
 
+/* observer runs before each on_done. kind: of the options, or "other". */
+typedef void (*http_observe_fn)(const char *kind, enum http_result result, int status);
+void http_observe(struct http *client, http_observe_fn observer);
+
 /* All callbacks run from the loop, never inside http_start. on_data: a piece of the body; return 0,
  * or -1 to abort (ends as HTTP_REFUSED). on_done: exactly once unless cancelled; everything in
  * answer is borrowed. read_body: fill up to size bytes, return the count, 0 at the end, -1 to
@@ -41,6 +45,7 @@ struct http_answer {
  * cancel others. */
 struct http_options {
     const char *method;         /* "GET", "POST", ...; copied like every string here */
+    const char *kind;           /* for the observer: a word of a few, static; or NULL */
     const char *url;            /* http:// or https:// */
     const char *const *headers; /* "Name: value" strings, NULL-terminated array, or NULL */
     const char *keep_header;    /* name of one more header of the answer to report; or NULL */

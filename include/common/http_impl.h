@@ -55,7 +55,8 @@ struct http_socket; /* a watcher of one of curl's sockets */
 struct http {
     struct ev_loop *loop;
     CURLM *multi;
-    struct ev_timer timer; /* curl's own */
+    http_observe_fn observer; /* or NULL */
+    struct ev_timer timer;    /* curl's own */
     struct http_socket *sockets;
     struct http_request *requests;
     int due;      /* requests in NEW, ENDED or CANCELLED */

@@ -48,6 +48,7 @@ struct driver_request {       /* borrowed until on_ready or on_end, but for inpu
     const json_t *env; /* object of strings (checked names, no NUL in values); may be empty */
     const struct driver_input *inputs;
     size_t input_count;
+    const char *trace;    /* for log lines (struct log_ctx), or NULL */
     int attempt;          /* of the job, from 1 */
     long long timeout_ms; /* so that the sandbox outlives the run; the caller keeps the clock */
     struct driver_record record;     /* of a thread, as it was at the claim */

@@ -57,8 +57,9 @@ struct run {
     struct driver_run *driver_run;
     struct ending *ending;
     struct result result;
-    struct ev_timer timer;                      /* the time limit, then the limit of an interrupt */
-    long long began_ms, delivered_ms, ended_ms; /* monotonic */
+    struct ev_timer timer; /* the time limit, then the limit of an interrupt */
+    long long began_ms, delivered_ms, ended_ms, ending_ms; /* monotonic */
+    bool has_output;
     size_t holds;     /* callbacks that cannot be called off and still know us */
     struct run *next; /* the worker's list */
 };

@@ -15,6 +15,11 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
  * loop. The second call stops them at once. */
 void worker_drain(struct worker *w, void (*ended)(void *data), void *data);
 
+#ifdef SANDPIPER_TEST_BUILD
+/* From now on no claim is made and no wait of the claim loop is begun again: a bug, for tests. */
+void worker_hang(void);
+#endif
+
 /* After `ended`, once the loop has stopped. */
 void worker_free(struct worker *w);
 

@@ -41,6 +41,7 @@ export function workerEnv(env) {
     LOG_LEVEL: 'debug',
     DRAIN_TIMEOUT_MS: '2000',
     WORKER_CONCURRENCY: '32',
+    STATUS_PORT: '0', // replicas of one machine would want the same; a test that looks at it says -1
     ...env,
   };
 }

@@ -83,6 +83,46 @@ int jobopts_keep_parse(const char *text, struct jobopts_keep *keep)
     return fine ? 0 : -1;
 }
 
+/* "00-<32 hex>-<16 hex>-<2 hex>" in lower case, ids not zero (W3C Trace Context, level 1; later
+ * versions may go on behind it). */
+static bool is_traceparent(const char *text)
+{
+    static const char shape[] = "hh-hhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhh-hhhhhhhhhhhhhhhh-hh";
+    if (text == NULL || strlen(text) != sizeof shape - 1 || strncmp(text, "ff", 2) == 0)
+        return false;
+    for (size_t i = 0; i < sizeof shape - 1; i++)
+        if (shape[i] == '-' ? text[i] != '-' : strchr("0123456789abcdef", text[i]) == NULL)
+            return false;
+    return strspn(text + 3, "0") < 32 && strspn(text + 36, "0") < 16;
+}
+
+static bool is_tracestate(const char *text)
+{
+    if (text == NULL || *text == '\0' || strlen(text) > 512)
+        return false;
+    for (const char *c = text; *c != '\0'; c++)
+        if (*c < 0x20 || *c > 0x7e)
+            return false;
+    return true;
+}
+
+/* tm: the carrier that the producer's propagator filled, as JSON text; omc: it shall not be used.
+ */
+static void parse_trace(struct jobopts *o, const json_t *root)
+{
+    const json_t *tm = json_object_get(root, "tm");
+    char err[64];
+    if (!json_is_string(tm) || json_is_true(json_object_get(root, "omc")))
+        return;
+    o->carrier = jsonx_parse(json_string_value(tm), json_string_length(tm), err, sizeof err);
+    const char *parent = jsonx_get_str(o->carrier, "traceparent", NULL);
+    const char *state = jsonx_get_str(o->carrier, "tracestate", NULL);
+    if (!is_traceparent(parent))
+        return;
+    o->traceparent = parent;
+    o->tracestate = is_tracestate(state) ? state : NULL;
+}
+
 void jobopts_init(struct jobopts *o, const struct str *opts_json)
 {
     char err[64];
@@ -99,12 +139,15 @@ void jobopts_init(struct jobopts *o, const struct str *opts_json)
     o->on_fail = parse_keep(json_object_get(root, "removeOnFail"));
     o->group = json_object_get(root, "group");
     parse_backoff(o, json_object_get(root, "backoff"));
+    parse_trace(o, root);
 }
 
 void jobopts_fini(struct jobopts *o)
 {
     json_decref(o->root);
-    o->root = NULL;
+    json_decref(o->carrier);
+    o->root = o->carrier = NULL;
+    o->traceparent = o->tracestate = NULL;
 }
 
 bool jobopts_retry(const struct jobopts *o, long long attempts_made, double random01,

@@ -4,6 +4,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/text.h"
+#include "worker/metrics.h"
 #include "worker/queue/scripts.h"
 
 #include <ev.h>
@@ -26,6 +27,7 @@ static void on_pass(redisReply *reply, void *data)
     s->pass = NULL;
     if (reply->type != REDIS_REPLY_ARRAY || reply->elements == 0)
         return;
+    metrics_count(METRIC_JOBS_STALLED, (double)reply->elements, NULL, NULL);
     for (size_t i = 0; i < reply->elements; i++) {
         struct log_ctx ctx = {.job = reply->element[i]->str};
         log_write(LOG_LEVEL_WARN, &ctx, "job stalled: its lock has expired; it is back in wait");

@@ -40,7 +40,7 @@ struct e2b_run {
     void *data;
     enum e2b_run_state state;
     struct settings *settings;
-    char *job_id, *thread, *actor, *language, *code;
+    char *job_id, *trace, *thread, *actor, *language, *code;
     char actor_digest[65];
     size_t code_len;
     json_t *env;

@@ -5,6 +5,8 @@
 
 #include "common/redis.h"
 
+extern const char *const script_bullmq_version; /* "6.7.0" */
+
 /* BullMQ 6.7.0; KEYS and ARGV are in the head of each file of the package. */
 extern const struct redis_script script_moveToFinished;          /* 14 keys */
 extern const struct redis_script script_moveToDelayed;           /* 11 keys */
@@ -25,6 +27,7 @@ extern const struct redis_script script_file;    /* 4 keys */
 extern const struct redis_script script_locks;   /* 2 keys */
 extern const struct redis_script script_wake;    /* 1 key */
 extern const struct redis_script script_admit;   /* 12 keys */
+extern const struct redis_script script_stats;   /* 1 key */
 
 extern const struct redis_script script_record;  /* 1 key */
 extern const struct redis_script script_sweep;   /* 1 key */

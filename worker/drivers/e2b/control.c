@@ -85,8 +85,9 @@ static void report(struct e2b_call *call, const struct e2b_answer *answer)
         log_write(answer->verdict == E2B_TRANSIENT || answer->verdict == E2B_DENIED
                       ? LOG_LEVEL_WARN
                       : LOG_LEVEL_DEBUG,
-                  NULL, "E2B: %s %.80s came to nothing after %d tries: %s", call->o.method,
-                  call->path, call->tries, answer->message);
+                  NULL, "E2B: %s %.80s came to nothing after %d tries: %s%s", call->o.method,
+                  call->path, call->tries, answer->message,
+                  answer->verdict == E2B_DENIED ? " (look at E2B_API_KEY)" : "");
     if (call->o.done != NULL)
         call->o.done(call->o.data, answer);
     call_free(call);
@@ -181,6 +182,21 @@ static void on_answer(void *data, const struct http_answer *a)
     json_decref(body);
 }
 
+/* The call as the metrics name it. */
+static const char *kind_of(const struct e2b_call *call)
+{
+    const char *last = strrchr(call->path, '/');
+    if (strcmp(call->o.method, "DELETE") == 0)
+        return "kill";
+    if (strcmp(call->o.method, "GET") == 0)
+        return strncmp(call->path, "/v2/", 4) == 0 ? "list" : "get";
+    return strcmp(call->path, "/sandboxes") == 0 ? "create"
+           : strcmp(last, "/connect") == 0       ? "connect"
+           : strcmp(last, "/pause") == 0         ? "pause"
+           : strcmp(last, "/timeout") == 0       ? "timeout"
+                                                 : "other";
+}
+
 static void send_call(struct e2b_call *call)
 {
     struct e2b *e2b = call->e2b;
@@ -196,6 +212,7 @@ static void send_call(struct e2b_call *call)
     call->request = http_start(e2b->http,
                                &(struct http_options){
                                    .method = call->o.method,
+                                   .kind = kind_of(call),
                                    .url = url,
                                    .headers = headers,
                                    .body = call->text,

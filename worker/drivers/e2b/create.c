@@ -8,6 +8,7 @@
 #include "common/settings.h"
 #include "common/text.h"
 #include "worker/drivers/e2b_control.h"
+#include "worker/metrics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -183,8 +184,10 @@ static void on_created(void *data, const struct e2b_answer *a)
 {
     struct e2b_create *c = data;
     struct e2b_box *box = NULL;
-    if (a->verdict == E2B_OK)
+    if (a->verdict == E2B_OK) {
         box = e2b_box_new(c->e2b, c->o.thread, c->o.actor, a->body);
+        metrics_count(METRIC_SANDBOXES_CREATED, 1, "E2B", NULL);
+    }
     if (box != NULL) {
         finish(c, box, DRIVER_END_OK, "");
         return;

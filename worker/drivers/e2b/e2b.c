@@ -9,6 +9,7 @@
 #include "worker/drivers/e2b_control.h"
 #include "worker/drivers/e2b_exec.h"
 #include "worker/drivers/e2b_run.h"
+#include "worker/metrics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,6 +161,17 @@ static int check(const struct settings *s, char *err, size_t err_size)
     return -1;
 }
 
+static void count_request(const char *kind, enum http_result result, int status)
+{
+    static const char *const ends[] = {[HTTP_REFUSED] = "refused",
+                                       [HTTP_FAILED] = "failed",
+                                       [HTTP_CUT] = "cut",
+                                       [HTTP_TIMED_OUT] = "timed_out"};
+    char code[16];
+    snprintf(code, sizeof code, "%d", status);
+    metrics_count(METRIC_E2B_REQUESTS, 1, kind, result == HTTP_DONE ? code : ends[result]);
+}
+
 struct driver *driver_e2b_new(const struct driver_host *host, const struct settings *settings,
                               char *err, size_t err_size)
 {
@@ -172,6 +184,7 @@ struct driver *driver_e2b_new(const struct driver_host *host, const struct setti
     e2b->host = host;
     e2b->settings = settings_ref((struct settings *)settings);
     e2b->http = http_new(host->loop);
+    http_observe(e2b->http, count_request);
     e2b->api_key = mem_strdup(settings_str(settings, SETTING_E2B_API_KEY));
     e2b->domain = mem_strdup(settings_str(settings, SETTING_E2B_DOMAIN));
     e2b->api_url = api[0] != '\0' ? address(api) : mem_printf("https://api.%s", e2b->domain);

@@ -300,6 +300,7 @@ struct e2b_exec *e2b_exec_start(struct e2b_box *box, const struct e2b_exec_optio
         exec->request = http_start(box->e2b->http,
                                    &(struct http_options){
                                        .method = "POST",
+                                       .kind = "execute",
                                        .url = url,
                                        .headers = (const char *const *)headers.lines,
                                        .read_body = read_body,

@@ -159,8 +159,9 @@ static void on_hooks_line(void *data, const json_t *line)
     if (strcmp(type, "error") != 0)
         return;
     p->hooks_failed = true;
-    log_warn("E2B: the kernel could not be prepared: %.60s: %.200s",
-             jsonx_get_str(line, "name", ""), jsonx_get_str(line, "value", ""));
+    struct log_ctx ctx = e2b_run_ctx(p->run);
+    log_write(LOG_LEVEL_WARN, &ctx, "E2B: the kernel could not be prepared: %.60s: %.200s",
+              jsonx_get_str(line, "name", ""), jsonx_get_str(line, "value", ""));
 }
 
 static void on_hooks_done(void *data, const struct e2b_exec_end *end)
@@ -237,6 +238,7 @@ static int context_call(struct e2b_prepare *p, const char *method, json_t *body,
     e2b_headers_init(&headers, p->run->box, E2B_PORT_INTERPRETER, "application/json");
     p->context = http_start(p->run->e2b->http,
                             &(struct http_options){.method = method,
+                                                   .kind = "context",
                                                    .url = url,
                                                    .headers = (const char *const *)headers.lines,
                                                    .body = text,

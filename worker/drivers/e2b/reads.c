@@ -154,6 +154,7 @@ static void fetch_send(struct fetch *f)
         f->request =
             http_start(r->box->e2b->http,
                        &(struct http_options){.method = "GET",
+                                              .kind = "download",
                                               .url = url,
                                               .headers = (const char *const *)headers.lines,
                                               .on_data = on_data,

@@ -211,8 +211,10 @@ static void judge_named(struct e2b_resolve *r)
         e2b_resolve_fail_by(r, "The thread's sandbox could not be reached",
                             verdict != E2B_OK ? verdict : r->look_verdict, r->why);
     } else if (!e2b_resolve_is_ours(r, r->looked)) {
-        log_warn("E2B: the thread's record names sandbox %.24s, which is not the thread's",
-                 r->o.record.sandbox);
+        struct log_ctx ctx = {.thread = r->o.thread};
+        log_write(LOG_LEVEL_WARN, &ctx,
+                  "E2B: the thread's record names sandbox %.24s, which is not the thread's",
+                  r->o.record.sandbox);
         e2b_resolve_discover(r);
     } else if (actor != NULL && strcmp(actor, r->o.actor) != 0) {
         e2b_kill(r->e2b, r->o.record.sandbox, "the actor changed");

@@ -98,6 +98,7 @@ static void send_rpc(struct e2b_rpc *rpc)
     headers.lines[headers.count++] = mem_strdup("Authorization: Basic dXNlcjo="); /* "user:" */
     rpc->request = http_start(rpc->box->e2b->http,
                               &(struct http_options){.method = "POST",
+                                                     .kind = "filesystem",
                                                      .url = url,
                                                      .headers = (const char *const *)headers.lines,
                                                      .body = rpc->text,

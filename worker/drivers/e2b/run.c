@@ -24,7 +24,7 @@ static struct e2b_run *run_of(struct driver_run *run)
 
 struct log_ctx e2b_run_ctx(const struct e2b_run *run)
 {
-    return (struct log_ctx){.job = run->job_id, .thread = run->thread};
+    return (struct log_ctx){.job = run->job_id, .thread = run->thread, .trace = run->trace};
 }
 
 void e2b_run_warn(struct e2b_run *run, const char *fmt, ...)
@@ -241,6 +241,7 @@ struct driver_run *e2b_run_start(struct driver *d, const struct driver_request *
     run->data = data;
     run->settings = settings_ref((struct settings *)request->settings);
     run->job_id = mem_strdup(request->job_id);
+    run->trace = mem_strdup(request->trace);
     run->thread = mem_strdup(request->thread);
     run->language = mem_strdup(request->language);
     run->python = strcmp(request->language, "python") == 0;
@@ -287,6 +288,7 @@ static void run_free(void *arg)
     json_decref(run->env);
     settings_free(run->settings);
     free(run->job_id);
+    free(run->trace);
     free(run->thread);
     free(run->language);
     free(run->code);

@@ -7,6 +7,7 @@
 #include "common/text.h"
 #include "worker/drivers/e2b_control.h"
 #include "worker/drivers/e2b_exec.h"
+#include "worker/metrics.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -47,11 +48,13 @@ static void session_end(struct session *s)
 
 /* --- release --- */
 
-static void on_forgotten(void *ctx, bool ok)
+static void on_forgotten(void *data, bool ok)
 {
-    struct session *s = ctx;
+    struct session *s = data;
+    struct log_ctx ctx = {.thread = s->thread};
     if (!ok)
-        log_warn("E2B: the record of a released thread could not be cleared");
+        log_write(LOG_LEVEL_WARN, &ctx,
+                  "E2B: the record of a released thread could not be cleared");
     session_end(s);
 }
 
@@ -64,8 +67,12 @@ static void all_killed(struct session *s)
 static void on_killed(void *data, const struct e2b_answer *a)
 {
     struct session *s = data;
+    struct log_ctx ctx = {.thread = s->thread};
+    if (a->verdict == E2B_OK)
+        metrics_count(METRIC_SANDBOXES_KILLED, 1, "E2B", NULL);
     if (a->verdict != E2B_OK && a->verdict != E2B_GONE)
-        log_warn("E2B: a released thread's sandbox could not be killed: %s", a->message);
+        log_write(LOG_LEVEL_WARN, &ctx, "E2B: a released thread's sandbox could not be killed: %s",
+                  a->message);
     if (--s->pending == 0)
         all_killed(s);
 }
@@ -95,9 +102,11 @@ static void on_list(void *data, const json_t *list, const struct e2b_answer *fai
     struct session *s = data;
     size_t i;
     json_t *entry;
+    struct log_ctx ctx = {.thread = s->thread};
     if (failed != NULL)
-        log_warn("E2B: the sandboxes of a released thread could not be listed: %s",
-                 failed->message);
+        log_write(LOG_LEVEL_WARN, &ctx,
+                  "E2B: the sandboxes of a released thread could not be listed: %s",
+                  failed->message);
     s->pending = 1;
     json_array_foreach((json_t *)list, i, entry)
     {
@@ -115,7 +124,7 @@ static void on_list(void *data, const json_t *list, const struct e2b_answer *fai
 
 static void on_release_record(void *ctx, const struct driver_record *record, long long claim_ms)
 {
-    struct session *s = ctx;
+    struct session *s = data;
     (void)claim_ms;
     struct e2b_box *box = e2b_box_of_thread(s->e2b, s->thread);
     if (record != NULL && record->sandbox[0] != '\0')
@@ -131,7 +140,7 @@ static void on_release_record(void *ctx, const struct driver_record *record, lon
 
 static void on_deployment(void *ctx, const char *value)
 {
-    struct session *s = ctx;
+    struct session *s = data;
     if (value != NULL && s->e2b->deployment == NULL)
         s->e2b->deployment = mem_strdup(value);
     if (s->e2b->deployment == NULL)
@@ -190,7 +199,7 @@ static void on_looked(void *data, const struct e2b_answer *a)
 
 static void on_settle_record(void *ctx, const struct driver_record *record, long long claim_ms)
 {
-    struct session *s = ctx;
+    struct session *s = data;
     (void)claim_ms;
     if (record == NULL || !e2b_is_plain(record->sandbox)) {
         session_end(s);

@@ -82,6 +82,7 @@ static int call(struct e2b_settle *s, const char *method, const char *path,
     s->request =
         http_start(s->box->e2b->http,
                    &(struct http_options){.method = method,
+                                          .kind = "context",
                                           .url = url,
                                           .headers = (const char *const *)headers.lines,
                                           .on_done = on_done,

@@ -6,6 +6,7 @@
 #include "common/settings.h"
 #include "common/text.h"
 #include "worker/drivers/e2b_control.h"
+#include "worker/metrics.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,7 @@ static void on_deleted(void *data, const struct e2b_answer *a)
     }
     const char *fields[] = {"sandbox", "", "creation", ""};
     s->sweep->deleted++;
+    metrics_count(METRIC_SANDBOXES_SWEPT, 1, "E2B", NULL);
     struct e2b_box *box = e2b_box_of_thread(s->sweep->e2b, s->thread);
     if (box != NULL && strcmp(box->id, s->id) == 0)
         e2b_box_forget(box);

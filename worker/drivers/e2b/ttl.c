@@ -7,6 +7,7 @@
 #include "common/text.h"
 #include "worker/drivers/e2b_control.h"
 #include "worker/drivers/e2b_resolve.h"
+#include "worker/metrics.h"
 
 #include <stdlib.h>
 
@@ -46,13 +47,15 @@ static void on_ttl(void *data, const struct e2b_answer *answer)
 {
     struct ttl_call *t = data;
     struct e2b_box *box = t->box;
+    struct log_ctx ctx = {.thread = box->thread};
     box->ttl_under_way = false;
     if (answer->verdict == E2B_OK)
         box->end_ms = t->asked_ms + t->ttl_s * 1000;
     else if (answer->verdict == E2B_GONE) /* paused meanwhile, or gone: the next run looks */
         box->asleep = !box->busy;
     else
-        log_warn("E2B: the life of sandbox %.24s could not be set: %s", box->id, answer->message);
+        log_write(LOG_LEVEL_WARN, &ctx, "E2B: the life of sandbox %.24s could not be set: %s",
+                  box->id, answer->message);
     struct e2b *e2b = box->e2b;
     e2b_box_unref(box);
     free(t);
@@ -106,6 +109,8 @@ void e2b_ttl_idle(struct e2b_box *box, const struct settings *settings)
 static void on_killed(void *data, const struct e2b_answer *answer)
 {
     struct e2b *e2b = data;
+    if (answer->verdict == E2B_OK)
+        metrics_count(METRIC_SANDBOXES_KILLED, 1, "E2B", NULL);
     if (answer->verdict != E2B_OK && answer->verdict != E2B_GONE)
         log_warn("E2B: a sandbox could not be killed: %s", answer->message);
     e2b_wait_kick(e2b);

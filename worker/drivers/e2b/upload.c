@@ -155,6 +155,7 @@ static void send_upload(struct e2b_upload *u)
     e2b_headers_init(&headers, u->box, E2B_PORT_ENVD, type);
     u->request = http_start(u->box->e2b->http,
                             &(struct http_options){.method = "POST",
+                                                   .kind = "upload",
                                                    .url = url,
                                                    .headers = (const char *const *)headers.lines,
                                                    .read_body = read_body,

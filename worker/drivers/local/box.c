@@ -4,6 +4,7 @@
 #include "common/settings.h"
 #include "worker/drivers/local.h"
 #include "worker/drivers/local_host.h"
+#include "worker/metrics.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -163,6 +164,7 @@ void local_box_kill(struct local_box *box, const char *lost, const char *reason)
         return;
     log_debug("LOCAL: killing kernel %lld in %s: %s", box->kernel, box->name, reason);
     box->why_killed = lost;
+    metrics_count(METRIC_SANDBOXES_KILLED, 1, "LOCAL", NULL);
     set_state(box, BOX_DYING);
     json_t *message = json_pack("{s:s,s:I}", "op", "kill", "k", (json_int_t)box->kernel);
     if (local_host_send(box->local->process, message) != 0)
@@ -277,6 +279,7 @@ static int start_kernel(struct local_box *box)
     if (local_host_send(box->local->process, message) != 0)
         return -1;
     box->was_ready = false;
+    metrics_count(METRIC_SANDBOXES_CREATED, 1, "LOCAL", NULL);
     set_state(box, BOX_STARTING);
     return 0;
 }

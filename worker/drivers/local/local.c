@@ -71,9 +71,10 @@ static void on_kernel_dead(struct local_box *box, const json_t *event)
     struct local *local = box->local;
     struct local_run *run = box->discarded ? NULL : box->run;
 
+    struct log_ctx ctx = {.thread = box->thread};
     if (box->state != BOX_DYING)
-        log_info("LOCAL: kernel %lld has died, exit status %lld%s%s", box->kernel,
-                 jsonx_get_int(event, "code", 0), *why ? ": " : "", why);
+        log_write(LOG_LEVEL_INFO, &ctx, "LOCAL: kernel %lld has died, exit status %lld%s%s",
+                  box->kernel, jsonx_get_int(event, "code", 0), *why ? ": " : "", why);
     local_box_dead(box); /* may free a discarded box */
     if (run)
         local_run_kernel_dead(run, event, why);

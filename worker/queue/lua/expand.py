@@ -92,6 +92,7 @@ def main():
         sha1 = hashlib.sha1(text.encode()).hexdigest()
         lines.append(f"static const char {symbol}_text[] = {{\n    {c_string(text)}}};")
         lines.append(f'const struct redis_script {symbol} = {{"{script}", {symbol}_text, {len(text.encode())}, "{sha1}"}};')
+    lines.append(f'const char *const script_bullmq_version = "{lock["version"]}";')
     with open(out, "w") as f:
         f.write("\n".join(lines) + "\n")
 
