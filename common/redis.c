@@ -23,6 +23,7 @@
 #define REDIS_KEEPALIVE_INTERVAL_S 5
 #define REDIS_KEEPALIVE_PROBES     3
 #define REDIS_USER_TIMEOUT_MS      30000
+#define REDIS_SAME_FAILURE_MS      10000
 
 static void redis_connect_start(struct redis *r);
 static void redis_connect_next(struct redis *r);
@@ -147,13 +148,31 @@ static void redis_close_socket(struct redis *r)
     r->ctx = NULL;
 }
 
-/* The same failure again and again gets one line, until it changes or the connection works. */
+const char *redis_setting(const struct redis *r)
+{
+    return r->url.setting ? r->url.setting : "REDIS_URL";
+}
+
+/* The same failure again and again gets one line, until it changes or the connection works; and one
+ * line for all connections to the same server. */
 static void redis_log_failure(struct redis *r, const char *reason)
 {
+    static char last[512];
+    static long long last_at;
+    char text[sizeof(last)];
+    long long now = redis_now_ms();
+
+    snprintf(text, sizeof(text), "%s: %s", r->where, reason);
     bool known = !strcmp(r->last_failure, reason);
-    log_write(known ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, NULL, "redis (%s) %s: %s; trying again",
-              r->options.label, r->where, reason);
+    bool others = !strcmp(last, text) && now - last_at < REDIS_SAME_FAILURE_MS;
+    log_write(known || others ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, NULL,
+              "redis (%s) %s, %s: %s; trying again", r->options.label, r->where, redis_setting(r),
+              reason);
     snprintf(r->last_failure, sizeof(r->last_failure), "%s", reason);
+    if (!known && !others) {
+        snprintf(last, sizeof(last), "%s", text);
+        last_at = now;
+    }
 }
 
 void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)

@@ -42,27 +42,28 @@ static bool begins(const char *text, const char *with)
 static void greet_warn(const struct redis *r, bool *warned, const char *what, const char *why)
 {
     if (!*warned)
-        log_warn("redis (%s) %s: %s: %s", r->options.label, r->where, what, why);
+        log_warn("redis (%s) %s, %s: %s: %s", r->options.label, r->where, redis_setting(r), what,
+                 why);
     *warned = true;
 }
 
-/* Why the server will not have us, in terms of the setting to look at. */
+/* Why the server will not have us; the log line names the setting to look at. */
 static void greet_refused(struct redis *r, enum redis_step step, const char *error)
 {
     const char *what = "the server refused the connection";
     if (begins(error, "WRONGPASS") ||
         (step == REDIS_STEP_AUTH && begins(error, "ERR invalid password")))
-        what = "the server refused the user or password in REDIS_URL";
+        what = "the server refused the user or password";
     else if (begins(error, "NOAUTH"))
-        what = "the server wants a password and REDIS_URL has none";
+        what = "the server wants a password and the URL has none";
     else if (begins(error, "LOADING"))
-        what = "the server of REDIS_URL is still loading its data";
+        what = "the server is still loading its data";
     else if (begins(error, "MASTERDOWN"))
-        what = "the server of REDIS_URL is a replica without its master";
+        what = "the server is a replica without its master";
     else if (step == REDIS_STEP_AUTH)
-        what = "AUTH with the user and password in REDIS_URL failed";
+        what = "AUTH with the URL's user and password failed";
     else if (step == REDIS_STEP_SELECT)
-        what = "the database in REDIS_URL cannot be selected";
+        what = "the URL's database cannot be selected";
     redis_drop(r, false, "%s (%s)", what, error);
 }
 
@@ -95,8 +96,7 @@ static bool greet_tolerable(const char *error)
 static void greet_error(struct redis *r, enum redis_step step, const char *error)
 {
     if (step == REDIS_STEP_AUTH && greet_needless_auth(r, error))
-        greet_warn(r, &r->warned_auth, "REDIS_URL has a password the server does not ask for",
-                   error);
+        greet_warn(r, &r->warned_auth, "it has a password the server does not ask for", error);
     else if (step == REDIS_STEP_NAME && greet_tolerable(error))
         greet_warn(r, &r->warned_name, "CLIENT SETNAME refused, going on without a name", error);
     else if (step == REDIS_STEP_INFO && greet_tolerable(error))

@@ -459,6 +459,8 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
                  why);
         return NULL;
     }
+    if (settings_is_set(settings, SETTING_REDIS_QUEUE_URL))
+        url.setting = "REDIS_QUEUE_URL";
     struct jobopts_keep completed, failed;
     if (take_keep(settings, SETTING_REMOVE_ON_COMPLETE, &completed, err, err_size) != 0 ||
         take_keep(settings, SETTING_REMOVE_ON_FAIL, &failed, err, err_size) != 0) {

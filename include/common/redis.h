@@ -13,13 +13,14 @@ struct redis;
 /* Where and as whom. redis://[user][:password@]host[:port][/db], unix:///path[?db=N&...]
  * (also redis+unix://); user, password and path are percent-decoded. */
 struct redis_url {
-    bool tls;        /* rediss:// */
-    char *host;      /* NULL for a unix socket; an IPv6 literal has no brackets here */
-    int port;        /* default 6379 */
-    char *unix_path; /* NULL for TCP */
-    char *user;      /* NULL: the default user */
-    char *password;  /* NULL: no AUTH */
-    int db;          /* default 0 */
+    bool tls;            /* rediss:// */
+    char *host;          /* NULL for a unix socket; an IPv6 literal has no brackets here */
+    int port;            /* default 6379 */
+    char *unix_path;     /* NULL for TCP */
+    char *user;          /* NULL: the default user */
+    char *password;      /* NULL: no AUTH */
+    int db;              /* default 0 */
+    const char *setting; /* that the URL came from, for log lines; static; NULL: REDIS_URL */
 };
 
 /* Fills *out (free with redis_url_fini) and returns 0, or -1 with a one-line reason that names the

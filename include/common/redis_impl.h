@@ -92,7 +92,8 @@ struct redis {
 };
 
 /* redis.c: the state machine. */
-long long redis_now_ms(void); /* monotonic */
+const char *redis_setting(const struct redis *r); /* "REDIS_URL", for log lines */
+long long redis_now_ms(void);                     /* monotonic */
 /* Drops the connection (or attempt): frees the socket, puts the calls on the lost list and has the
  * rest done by redis_turn. at_once: no pause before the next attempt. */
 void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)

@@ -238,16 +238,53 @@ static void test_keep_setting(void **state)
     jobopts_fini(&o);
 }
 
+/* The producer's trace context: taken where it is well-formed, and where it may be. */
+static void test_trace(void **state)
+{
+    (void)state;
+#define PARENT "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    const struct {
+        const char *json, *parent, *trace_state;
+    } cases[] = {
+        {"{\"tm\":\"{\\\"traceparent\\\":\\\"" PARENT "\\\"}\"}", PARENT, NULL},
+        {"{\"tm\":\"{\\\"traceparent\\\":\\\"" PARENT "\\\",\\\"tracestate\\\":\\\"a=1,b=2\\\"}\"}",
+         PARENT, "a=1,b=2"},
+        {"{\"tm\":\"{\\\"traceparent\\\":\\\"" PARENT "\\\"}\",\"omc\":true}", NULL, NULL},
+        {"{\"tm\":\"{\\\"traceparent\\\":\\\"" PARENT "0\\\"}\"}", NULL, NULL},
+        {"{\"tm\":\"{\\\"traceparent\\\":\\\"00-00000000000000000000000000000000-"
+         "b7ad6b7169203331-01\\\"}\"}",
+         NULL, NULL},
+        {"{\"tm\":\"{\\\"traceparent\\\":\\\"00-0AF7651916cd43dd8448eb211c80319c-"
+         "b7ad6b7169203331-01\\\"}\"}",
+         NULL, NULL},
+        {"{\"tm\":\"{\\\"traceparent\\\":7}\"}", NULL, NULL},
+        {"{\"tm\":\"{\"}", NULL, NULL},
+        {"{\"tm\":{\"traceparent\":\"" PARENT "\"}}", NULL, NULL},
+        {"{\"tm\":\"{\\\"traceparent\\\":\\\"" PARENT
+         "\\\",\\\"tracestate\\\":\\\"a=\\\\n1\\\"}\"}",
+         PARENT, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct jobopts o = parse(cases[i].json);
+        if (cases[i].parent != NULL)
+            assert_string_equal(o.traceparent, cases[i].parent);
+        else
+            assert_null(o.traceparent);
+        if (cases[i].trace_state != NULL)
+            assert_string_equal(o.tracestate, cases[i].trace_state);
+        else
+            assert_null(o.tracestate);
+        jobopts_fini(&o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keep_setting),
-        cmocka_unit_test(test_nothing_given),
-        cmocka_unit_test(test_attempts),
-        cmocka_unit_test(test_backoff_forms),
-        cmocka_unit_test(test_exponential_doubles),
-        cmocka_unit_test(test_jitter),
-        cmocka_unit_test(test_keep),
+        cmocka_unit_test(test_keep_setting),  cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_nothing_given), cmocka_unit_test(test_attempts),
+        cmocka_unit_test(test_backoff_forms), cmocka_unit_test(test_exponential_doubles),
+        cmocka_unit_test(test_jitter),        cmocka_unit_test(test_keep),
         cmocka_unit_test(test_others),
     };
     return cmocka_run_group_tests_name("jobopts", tests, NULL, NULL);

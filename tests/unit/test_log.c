@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "common/jsonx.h"
-#include "common/log.h"
+#include "common/log_impl.h"
 #include "common/text.h"
 #include "common/utf8.h"
 
@@ -291,6 +291,79 @@ static void test_many_secrets(void **state)
     free(text);
 }
 
+/* The same warning again and again: ten lines, then a count. Lines about jobs are all there. */
+static void test_repeats(void **state)
+{
+    (void)state;
+    unsigned long long before = log_lines_suppressed();
+    struct log_ctx job = {.job = "j"};
+    for (int i = 0; i < 1000; i++)
+        log_warn("Redis said %d", i);
+    for (int i = 0; i < 10; i++) {
+        char wanted[40];
+        snprintf(wanted, sizeof(wanted), "Redis said %d\"", i);
+        assert_non_null(strstr(captured(), wanted));
+    }
+    assert_string_equal(captured(), "");
+    assert_int_equal(log_lines_suppressed() - before, 990);
+    for (int i = 0; i < 100; i++)
+        log_write(LOG_LEVEL_ERROR, &job, "job %d", i);
+    for (int i = 0; i < 100; i++)
+        assert_non_null(strstr(captured(), "\"msg\":\"job "));
+    for (int i = 0; i < 100; i++)
+        log_info("info %d", i);
+    for (int i = 0; i < 100; i++)
+        assert_non_null(strstr(captured(), "\"msg\":\"info "));
+    log_error("%s", "another one"); /* a text is a kind of its own */
+    assert_non_null(strstr(captured(), "another one"));
+    log_flush();
+    assert_non_null(
+        strstr(captured(), "990 more lines were left out in 0 s, all like: Redis said"));
+    assert_string_equal(captured(), "");
+    log_warn("Redis said %d", 5);
+    assert_non_null(strstr(captured(), "Redis said 5"));
+}
+
+/* Windows that are over are reported, each kind once; more kinds than there is room for pass. */
+static void said(enum log_level level, unsigned long long count, long long seconds,
+                 const char *kind)
+{
+    assert_int_equal(level, LOG_LEVEL_WARN);
+    assert_int_equal(seconds, 60);
+    assert_string_equal(kind, "old");
+    assert_int_equal(count, 2);
+}
+
+static void test_windows(void **state)
+{
+    (void)state;
+    long long now = 1000000;
+    for (int i = 0; i < LOG_LIMIT_LINES; i++)
+        assert_true(log_limit_pass(LOG_LEVEL_WARN, "old", now));
+    assert_false(log_limit_pass(LOG_LEVEL_WARN, "old", now + 1));
+    assert_false(log_limit_pass(LOG_LEVEL_WARN, "old", now + LOG_LIMIT_WINDOW_MS - 1));
+    log_limit_report(false, now + LOG_LIMIT_WINDOW_MS - 1, NULL); /* nothing is due */
+    log_limit_report(false, now + LOG_LIMIT_WINDOW_MS, said);
+    log_limit_report(true, now + LOG_LIMIT_WINDOW_MS, NULL); /* said already */
+    assert_true(log_limit_pass(LOG_LEVEL_WARN, "old", now + LOG_LIMIT_WINDOW_MS + 1));
+    for (int i = 0; i < 2000; i++) {
+        char kind[24];
+        snprintf(kind, sizeof(kind), "kind %d", i);
+        assert_true(log_limit_pass(LOG_LEVEL_WARN, kind, now + 3 * LOG_LIMIT_WINDOW_MS));
+    }
+}
+
+static void test_trace(void **state)
+{
+    (void)state;
+    struct log_ctx ctx = {.job = "j",
+                          .trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"};
+    log_write(LOG_LEVEL_INFO, &ctx, "hello");
+    const char *line = captured();
+    assert_non_null(strstr(line, "\"trace_id\":\"0af7651916cd43dd8448eb211c80319c\","
+                                 "\"span_id\":\"b7ad6b7169203331\",\"msg\":\"hello\"}"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +377,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_no_secret_in_lines, setup, teardown),
         cmocka_unit_test_setup_teardown(test_errno_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(test_many_secrets, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_repeats, setup, teardown),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test_setup_teardown(test_trace, setup, teardown),
     };
     return cmocka_run_group_tests_name("log", tests, NULL, NULL);
 }

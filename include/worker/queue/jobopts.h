@@ -34,8 +34,8 @@ struct jobopts {
     double stack_trace_limit; /* how many failures' texts are kept; -1: all */
     double keep_logs;         /* rows of its log that are kept; -1: all */
     struct jobopts_keep on_complete, on_fail;
-    /* OpenTelemetry's context as the producer's BullMQ gave it (telemetry metadata): W3C traceparent
-     * and tracestate, well-formed, or NULL. They live as long as the struct. */
+    /* OpenTelemetry's context as the producer's BullMQ gave it (telemetry metadata): W3C
+     * traceparent and tracestate, well-formed, or NULL. They live as long as the struct. */
     const char *traceparent, *tracestate;
     const json_t *group; /* opts.group, or NULL; lives as long as the struct */
     json_t *root, *carrier;

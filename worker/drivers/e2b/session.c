@@ -124,7 +124,7 @@ static void on_list(void *data, const json_t *list, const struct e2b_answer *fai
 
 static void on_release_record(void *ctx, const struct driver_record *record, long long claim_ms)
 {
-    struct session *s = data;
+    struct session *s = ctx;
     (void)claim_ms;
     struct e2b_box *box = e2b_box_of_thread(s->e2b, s->thread);
     if (record != NULL && record->sandbox[0] != '\0')
@@ -140,7 +140,7 @@ static void on_release_record(void *ctx, const struct driver_record *record, lon
 
 static void on_deployment(void *ctx, const char *value)
 {
-    struct session *s = data;
+    struct session *s = ctx;
     if (value != NULL && s->e2b->deployment == NULL)
         s->e2b->deployment = mem_strdup(value);
     if (s->e2b->deployment == NULL)
@@ -199,7 +199,7 @@ static void on_looked(void *data, const struct e2b_answer *a)
 
 static void on_settle_record(void *ctx, const struct driver_record *record, long long claim_ms)
 {
-    struct session *s = data;
+    struct session *s = ctx;
     (void)claim_ms;
     if (record == NULL || !e2b_is_plain(record->sandbox)) {
         session_end(s);
