@@ -172,9 +172,21 @@ dist: $(BUILD)/gen/scripts.c ## A source archive with the expanded Lua in it, fo
 	tar --transform 's|.*/scripts.c|sandpiper-$(SANDPIPER)/worker/queue/lua/expanded.c|' -rf build/dist/sandpiper-$(SANDPIPER).tar $(BUILD)/gen/scripts.c
 	gzip -f build/dist/sandpiper-$(SANDPIPER).tar
 
+.PHONY: deb
+deb: all ## A Debian package, in build/deb (dpkg-dev)
+	@.ci/deb $(SANDPIPER)
+
+.PHONY: sbom
+sbom: all ## The bill of materials: build/sbom.json (CycloneDX)
+	@.ci/sbom $(BUILD)/sandpiper $(SANDPIPER) build/sbom.json
+
+.PHONY: test-debian13
+test-debian13: deps ## docker/Dockerfile's stages in Debian 13 trees (debootstrap, as root), its images run, tests inside
+	@tests/debian13/run
+
 .PHONY: clean
 clean: ## Remove what was built (fetched packages stay in build/deps)
-	rm -rf build/release* build/test* build/san* build/fuzz build/demo build/dist
+	rm -rf build/release* build/test* build/san* build/fuzz build/demo build/dist build/deb build/sbom.json
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
