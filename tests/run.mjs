@@ -105,6 +105,7 @@ const suites = {
   integration: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   client: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/client'), // docker/client
   conformance: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/conformance'),
+  package: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/package'),
   valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   'e2b-fidelity': () => nodeTests({}, 'tests/e2b/fidelity'), // the emulator, by the official E2B clients
   'e2b-driver': () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/e2b/driver'),

@@ -4,6 +4,7 @@
 #include "common/redis.h"
 #include "common/settings.h"
 #include "common/text.h"
+#include "worker/status/health.h"
 #include "worker/worker.h"
 
 #include <curl/curl.h>
@@ -108,8 +109,10 @@ static void print_help(void)
 {
     printf("sandpiper " SANDPIPER_VERSION
            ": a BullMQ queue worker that runs code, one warm sandbox per thread\n\n"
-           "Usage: sandpiper [--check-config | --help | --version]\n\n"
+           "Usage: sandpiper [--check-config | --health | --help | --version]\n\n"
            "  --check-config  print the settings in effect, secrets masked, and exit\n"
+           "  --health        ask the status port of a running worker: exit code 0 when it is "
+           "healthy\n"
            "  --help          this text\n"
            "  --version       the version\n\n"
            "Settings are environment variables:\n\n");
@@ -150,7 +153,8 @@ int main(int argc, char **argv)
         settings_print_markdown(stdout);
         return EXIT_FINE;
     }
-    if (argc > 2 || (option[0] != '\0' && strcmp(option, "--check-config") != 0)) {
+    if (argc > 2 || (option[0] != '\0' && strcmp(option, "--check-config") != 0 &&
+                     strcmp(option, "--health") != 0)) {
         fprintf(stderr, "sandpiper: unknown option %s; see --help\n", option);
         return EXIT_USAGE;
     }
@@ -165,7 +169,9 @@ int main(int argc, char **argv)
         return EXIT_SETTINGS;
     }
     int code = EXIT_FINE;
-    if (option[0] != '\0') {
+    if (strcmp(option, "--health") == 0) {
+        code = health_ask(settings);
+    } else if (option[0] != '\0') {
         settings_print(settings, stdout);
     } else {
         enum log_level level = LOG_LEVEL_INFO;

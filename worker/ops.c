@@ -157,9 +157,26 @@ static int write_metrics(struct buf *out, void *data)
     return metrics_print(out) == 0 ? 200 : 500;
 }
 
+/* The hash stats:queue as JSON, for scalers that cannot read a field of a hash. */
+static int write_stats(struct buf *out, void *data)
+{
+    struct ops_view view = look(data);
+    const struct stats_figures *q = view.queue;
+    if (q->counted_at == 0)
+        return buf_append_str(out, "{\"why\":\"not counted yet\"}\n") == 0 ? 503 : 500;
+    int rc = buf_printf(out,
+                        "{\"runnable\":%lld,\"waiting\":%lld,\"prioritized\":%lld,\"due\":%lld,"
+                        "\"delayed\":%lld,\"parked\":%lld,\"running\":%lld,\"oldestMs\":%lld,"
+                        "\"paused\":%lld,\"streamEntries\":%lld,\"countedAt\":%lld}\n",
+                        q->runnable, q->waiting, q->prioritized, q->due, q->delayed, q->parked,
+                        q->running, q->oldest_ms, q->paused, q->stream_entries, q->counted_at);
+    return rc == 0 ? 200 : 500;
+}
+
 static const struct status_page pages[] = {
     {"/healthz", "application/json", write_health},
     {"/readyz", "application/json", write_ready},
+    {"/stats", "application/json", write_stats},
     {"/metrics", "text/plain; version=0.0.4; charset=utf-8", write_metrics},
     {NULL, NULL, NULL},
 };

@@ -31,8 +31,8 @@ async function queue() {
 async function worker(stage, env) {
   const q = await queue();
   const child = image(stage, { REDIS_URL: redis.url, QUEUE_NAME: q.name, STATUS_PORT: '-1', STATUS_HOST: '127.0.0.1', ...env });
-  const line = await child.waitLine(/status port/i, { timeout: 60_000 });
-  const port = /"port": ?(\d+)|port (\d+)/.exec(line)?.slice(1).find(Boolean);
+  const line = await child.waitLine(/status port: listening/, { timeout: 60_000 });
+  const port = /port (\d+)/.exec(line)?.[1];
   assert.ok(port, line);
   return { ...q, child, port };
 }
