@@ -37,8 +37,8 @@ long long redis_now_ms(void)
 
 static void redis_set_state(struct redis *r, enum redis_state state)
 {
-    static const char *const names[] = {"waiting",  "resolving", "connecting",
-                                        "greeting", "ready",     "closed"};
+    static const char *const names[] = {"waiting",  "locating", "resolving", "connecting",
+                                        "greeting", "ready",    "closed"};
     log_debug("redis (%s): %s -> %s", r->options.label, names[r->state], names[state]);
     r->state = state;
 }
@@ -102,7 +102,8 @@ static void redis_ready_timer(struct redis *r)
 
 static void redis_attempt_timed_out(struct redis *r)
 {
-    static const char *const doing[] = {[REDIS_STATE_RESOLVING] = "resolving the host name",
+    static const char *const doing[] = {[REDIS_STATE_LOCATING] = "asking the sentinels",
+                                        [REDIS_STATE_RESOLVING] = "resolving the host name",
                                         [REDIS_STATE_CONNECTING] = "connecting",
                                         [REDIS_STATE_GREETING] =
                                             "waiting for the greeting's answers"};
@@ -139,6 +140,7 @@ static void redis_close_socket(struct redis *r)
     if (r->lookup)
         resolve_cancel(r->lookup);
     r->lookup = NULL;
+    redis_locate_cancel(r);
     ev_timer_stop(r->loop, &r->timer);
     if (!r->ctx)
         return;
@@ -163,7 +165,7 @@ static void redis_log_failure(struct redis *r, const char *reason)
     long long now = redis_now_ms();
 
     snprintf(text, sizeof(text), "%s: %s", r->where, reason);
-    bool known = !strcmp(r->last_failure, reason);
+    bool known = r->options.quiet || !strcmp(r->last_failure, reason);
     bool others = !strcmp(last, text) && now - last_at < REDIS_SAME_FAILURE_MS;
     log_write(known || others ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, NULL,
               "redis (%s) %s, %s: %s; trying again", r->options.label, r->where, redis_setting(r),
@@ -175,6 +177,35 @@ static void redis_log_failure(struct redis *r, const char *reason)
     }
 }
 
+/* The connection, or the attempt at one, is over; the next attempt begins after delay_ms. */
+static void redis_part(struct redis *r, const char *reason, long long delay_ms)
+{
+    if (r->state == REDIS_STATE_READY) {
+        r->tell_lost = true;
+        snprintf(r->lost_reason, sizeof(r->lost_reason), "%s", reason);
+    }
+    redis_close_socket(r);
+    redis_calls_abandon(r);
+    redis_set_state(r, REDIS_STATE_WAITING);
+    r->deadline = redis_now_ms() + delay_ms;
+    redis_schedule_turn(r);
+}
+
+static void redis_fail(struct redis *r, bool at_once, bool permanent, const char *reason)
+{
+    redis_log_failure(r, reason);
+    if (r->state == REDIS_STATE_READY) {
+        r->flapping = r->failures > 0; /* it became ready and never served */
+    } else {
+        r->tell_failed = true;
+        r->permanent = permanent;
+        redis_route_failed(r);
+    }
+    if (r->failures < 30)
+        r->failures++;
+    redis_part(r, reason, at_once ? 0 : redis_backoff_ms(r));
+}
+
 void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)
 {
     char reason[256];
@@ -182,20 +213,30 @@ void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(reason, sizeof(reason), fmt, args);
     va_end(args);
-    redis_log_failure(r, reason);
+    redis_fail(r, at_once, false, reason);
+}
 
-    if (r->state == REDIS_STATE_READY) {
-        r->tell_lost = true;
-        r->flapping = r->failures > 0; /* it became ready and never served */
-        snprintf(r->lost_reason, sizeof(r->lost_reason), "%s", reason);
+void redis_refuse(struct redis *r, const char *fmt, ...)
+{
+    char reason[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(reason, sizeof(reason), fmt, args);
+    va_end(args);
+    redis_fail(r, false, true, reason);
+}
+
+void redis_redirect(struct redis *r, const char *host, int port, const char *why)
+{
+    if (++r->hops > REDIS_MAX_HOPS) {
+        redis_drop(r, false, "the nodes of the cluster point at each other (%s)", why);
+        r->hops = 0;
+        return;
     }
-    redis_close_socket(r);
-    redis_calls_abandon(r);
-    redis_set_state(r, REDIS_STATE_WAITING);
-    if (r->failures < 30)
-        r->failures++;
-    r->deadline = redis_now_ms() + (at_once ? 0 : redis_backoff_ms(r));
-    redis_schedule_turn(r);
+    log_write(r->options.quiet ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, NULL,
+              "redis (%s) %s: %s; going to %s:%d", r->options.label, r->where, why, host, port);
+    redis_route_set(r, host, port);
+    redis_part(r, why, 0);
 }
 
 void redis_reopen(struct redis *r, const char *reason)
@@ -210,7 +251,7 @@ static void redis_release(struct redis *r)
 {
     redis_url_fini(&r->url);
     free((char *)r->options.client_name);
-    free(r->where);
+    redis_route_fini(r);
     free(r);
 }
 
@@ -228,6 +269,13 @@ static void redis_turn(void *arg)
         r->tell_lost = false;
         r->in_callback = true;
         r->on_state(r, false, r->lost_reason, r->data);
+        r->in_callback = false;
+    }
+    if (r->tell_failed) {
+        r->tell_failed = false;
+        r->in_callback = true;
+        if (r->options.on_failed)
+            r->options.on_failed(r, r->last_failure, r->permanent, r->data);
         r->in_callback = false;
     }
     if (r->state == REDIS_STATE_WAITING && !ev_is_active(&r->timer))
@@ -271,9 +319,11 @@ static void redis_socket_options(int fd, bool tcp)
 
 static void redis_connected(struct redis *r)
 {
-    redis_socket_options(r->ctx->fd, r->url.host != NULL);
-    if (r->url.tls && redis_tls_start(r->ctx, r->url.host)) {
-        redis_drop(r, false, "%s", redis_tls_error(r->ctx->errstr));
+    char err[160] = "";
+    redis_socket_options(r->ctx->fd, r->target.host != NULL);
+    if (r->url.tls &&
+        redis_tls_start(r->ctx, r->target.host, &r->url.tls_files, err, sizeof(err))) {
+        redis_drop(r, false, "%s", err[0] ? err : redis_tls_error(r->ctx->errstr));
         return;
     }
     ev_io_start(r->loop, &r->readable);
@@ -291,7 +341,7 @@ static void redis_connect_failed(struct redis *r, const char *why)
         redisFree(r->ctx);
         r->ctx = NULL;
     }
-    if (r->url.host && r->address_tries < r->address_count)
+    if (r->target.host && r->address_tries < r->address_count)
         redis_connect_next(r);
     else
         redis_drop(r, false, "%s", text);
@@ -320,10 +370,10 @@ static void redis_on_writable(struct ev_loop *loop, struct ev_io *io, int events
 /* One socket, to the next address of the look-up or to the socket path. */
 static void redis_connect_next(struct redis *r)
 {
-    if (r->url.host) {
+    if (r->target.host) {
         const char *address = r->addresses[r->address_next++ % r->address_count];
         r->address_tries++;
-        r->ctx = redisConnectNonBlock(address, r->url.port);
+        r->ctx = redisConnectNonBlock(address, r->target.port);
     } else {
         r->ctx = redisConnectUnixNonBlock(r->url.unix_path);
     }
@@ -356,25 +406,38 @@ static void redis_on_resolved(char addresses[][RESOLVE_ADDRESS_SIZE], int count,
     redis_connect_next(r);
 }
 
-static void redis_connect_start(struct redis *r)
+void redis_connect_target(struct redis *r)
 {
     r->deadline = redis_now_ms() + r->options.connect_timeout_ms;
     redis_timer_at(r, r->deadline);
-    if (r->url.host) {
+    if (r->target.host) {
         redis_set_state(r, REDIS_STATE_RESOLVING);
-        r->lookup = resolve_start(r->loop, r->url.host, redis_on_resolved, r);
+        r->lookup = resolve_start(r->loop, r->target.host, redis_on_resolved, r);
     } else {
         redis_set_state(r, REDIS_STATE_CONNECTING);
         redis_connect_next(r);
     }
 }
 
+static void redis_connect_start(struct redis *r)
+{
+    if (!r->url.sentinel_count) {
+        redis_connect_target(r);
+        return;
+    }
+    r->deadline = redis_now_ms() + r->options.connect_timeout_ms;
+    redis_timer_at(r, r->deadline);
+    redis_set_state(r, REDIS_STATE_LOCATING);
+    redis_locate(r);
+}
+
 void redis_become_ready(struct redis *r)
 {
-    log_write(r->flapping ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, NULL,
+    log_write(r->flapping || r->options.quiet ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, NULL,
               "redis (%s) %s: connected, server %d.%d.%d", r->options.label, r->where,
               r->server_version / 10000, r->server_version / 100 % 100, r->server_version % 100);
     redis_set_state(r, REDIS_STATE_READY);
+    r->hops = 0;
     r->times_ready++;
     ev_timer_stop(r->loop, &r->timer);
     redis_ready_timer(r);
@@ -393,18 +456,11 @@ static void or_default(int *value, int preset)
 
 static void redis_copy_options(struct redis *r, const struct redis_options *options)
 {
-    const struct redis_url *url = options->url;
     r->options = *options;
     r->options.client_name = mem_strdup(options->client_name);
     r->options.url = &r->url;
-    r->url = *url;
-    r->url.host = mem_strdup(url->host);
-    r->url.unix_path = mem_strdup(url->unix_path);
-    r->url.user = mem_strdup(url->user);
-    r->url.password = mem_strdup(url->password);
-    r->where = url->host
-                   ? mem_printf(strchr(url->host, ':') ? "[%s]:%d" : "%s:%d", url->host, url->port)
-                   : mem_strdup(url->unix_path);
+    redis_url_copy(&r->url, options->url);
+    redis_route_init(r);
     or_default(&r->options.connect_timeout_ms, 5000);
     or_default(&r->options.command_timeout_ms, 10000);
     or_default(&r->options.backoff_min_ms, 50);
@@ -448,6 +504,11 @@ void redis_free(struct redis *r)
 bool redis_ready(const struct redis *r)
 {
     return r->state == REDIS_STATE_READY;
+}
+
+bool redis_is_cluster(const struct redis *r)
+{
+    return r->cluster;
 }
 
 long long redis_reconnects(const struct redis *r)

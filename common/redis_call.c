@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 
+#include "common/log.h"
 #include "common/mem.h"
 #include "common/redis_impl.h"
 
@@ -205,27 +206,49 @@ int redis_command(struct redis *r, int argc, const char *const *argv, const size
     return redis_send(r, REDIS_STEP_USER, argc, argv, lens, timeout_ms, cb, data);
 }
 
+/* Where the first count of framed arguments end. */
+static size_t frames_end(const char *args, int count)
+{
+    const char *at = args;
+    for (int i = 0; i < count; i++) {
+        char *text;
+        size_t len = strtoul(at + 1, &text, 10);
+        at = text + 2 + len + 2;
+    }
+    return (size_t)(at - args);
+}
+
 int redis_script_call_framed(struct redis *r, const struct redis_script *script, int nkeys,
                              int argc, const char *args, size_t len, int timeout_ms,
                              redis_reply_fn cb, void *data)
 {
     char key_count[16];
-    snprintf(key_count, sizeof(key_count), "%d", nkeys);
+    const char *guard = r->cluster ? r->url.slot_key : NULL;
+    int extra = guard ? 1 : 0;
+    snprintf(key_count, sizeof(key_count), "%d", nkeys + extra);
     const char *const head[] = {"EVALSHA", script->sha1};
-    size_t size = frames_size(2, head, NULL) + framed_size(strlen(key_count)) + len;
+    size_t head_size = frames_size(2, head, NULL) + (guard ? framed_size(strlen(guard)) : 0);
+    size_t size = head_size + framed_size(strlen(key_count)) + len;
     if (r->state != REDIS_STATE_READY || argc < nkeys || !call_fits(r, size))
         return -1;
 
     char *out;
-    struct redis_call *call = call_new(3 + argc, size, &out);
+    struct redis_call *call = call_new(3 + argc + extra, size, &out);
     if (!call)
         return -1;
     out = frames(out, 2, head, NULL);
     call->tail = (size_t)(out - call->bytes);
     out = frame(out, key_count, strlen(key_count));
-    memcpy(out, args, len);
+    if (guard) {
+        size_t keys = frames_end(args, nkeys);
+        memcpy(out, args, keys);
+        out = frame(out + keys, guard, strlen(guard));
+        memcpy(out, args + keys, len - keys);
+    } else {
+        memcpy(out, args, len);
+    }
     call->script = script;
-    call->argc = 1 + argc;
+    call->argc = 1 + argc + extra;
     snprintf(call->name, sizeof(call->name), "%s", script->name);
     call->cb = cb;
     call->data = data;
@@ -347,6 +370,32 @@ static bool is_demotion(const redisReply *reply)
            is_error(reply, "MASTERDOWN");
 }
 
+bool redis_is_passing(const redisReply *reply)
+{
+    static const char *const words[] = {
+        "LOADING", "BUSY",  "OOM",         "READONLY",   "MASTERDOWN", "UNBLOCKED", "TRYAGAIN",
+        "ASK",     "MOVED", "CLUSTERDOWN", "NOREPLICAS", "MISCONF",    "NOAUTH",    "EXECABORT"};
+    if (!reply || reply->type != REDIS_REPLY_ERROR)
+        return false;
+    for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
+        if (is_error(reply, words[i]))
+            return true;
+    /* An error that Lua passed on carries the text of the command's error further inside. */
+    return strstr(reply->str, "OOM command not allowed") != NULL;
+}
+
+/* One line when the slot begins to move, and one when it is at rest again. */
+static void watch_slot(struct redis *r, const redisReply *reply)
+{
+    bool moves = is_error(reply, "ASK") || is_error(reply, "TRYAGAIN");
+    if (moves && !r->slot_moves)
+        log_warn("redis (%s) %s: the queue's slot is being moved to another node; scripts wait",
+                 r->options.label, r->where);
+    else if (!moves && r->slot_moves)
+        log_info("redis (%s) %s: the queue's slot is at rest again", r->options.label, r->where);
+    r->slot_moves = moves;
+}
+
 static void mark_healthy(struct redis *r)
 {
     r->failures = 0;
@@ -369,15 +418,21 @@ static void answer_user(struct redis *r, const struct redis_call *call, redisRep
         return;
     }
     const struct redisContext *ctx = r->ctx;
-    bool demotion = is_demotion(reply);
-    if (!demotion)
+    bool demotion = is_demotion(reply), moved = is_error(reply, "MOVED");
+    if (!demotion && !moved)
         mark_healthy(r);
-    char text[160] = "";
-    if (demotion)
+    if (r->cluster && call->script)
+        watch_slot(r, reply);
+    char text[320] = "";
+    if (demotion || moved)
         snprintf(text, sizeof(text), "%s", reply->str);
     call_answer(r, call, reply);
-    if (demotion && r->ctx == ctx) /* unless the callback has reopened already */
+    if (r->ctx != ctx) /* the callback has reopened already */
+        return;
+    if (demotion)
         redis_drop(r, false, "%s", text);
+    else if (moved)
+        redis_route_moved(r, text);
 }
 
 static void dispatch(struct redis *r, redisReply *reply)

@@ -10,7 +10,8 @@
 #include "common/redis.h"
 #include "common/redis_impl.h"
 
-#define REDIS_DEFAULT_PORT 6379
+#define REDIS_DEFAULT_PORT    6379
+#define SENTINEL_DEFAULT_PORT 26379
 #define ENCODE_HINT                                                                                \
     " (a password with \"/\", \"?\", \"#\", \"@\" or \":\" in it must be percent-encoded)"
 
@@ -249,8 +250,71 @@ int redis_url_parse(const char *text, struct redis_url *out, char *err, size_t e
     return rc;
 }
 
+void redis_url_copy(struct redis_url *to, const struct redis_url *from)
+{
+    *to = *from;
+    to->host = mem_strdup(from->host);
+    to->unix_path = mem_strdup(from->unix_path);
+    to->user = mem_strdup(from->user);
+    to->password = mem_strdup(from->password);
+    to->sentinel_master = mem_strdup(from->sentinel_master);
+    to->slot_key = mem_strdup(from->slot_key);
+    to->tls_files.ca = mem_strdup(from->tls_files.ca);
+    to->tls_files.cert = mem_strdup(from->tls_files.cert);
+    to->tls_files.key = mem_strdup(from->tls_files.key);
+    if (from->sentinel_count)
+        to->sentinels = mem_alloc(from->sentinel_count * sizeof(*to->sentinels));
+    for (size_t i = 0; i < from->sentinel_count; i++)
+        redis_url_copy(&to->sentinels[i], &from->sentinels[i]);
+}
+
+static int add_sentinel(struct redis_url *url, const char *from, size_t len, char *err, size_t size)
+{
+    struct redis_url one = {.port = SENTINEL_DEFAULT_PORT};
+    if (parse_host_port(&one, from, len, err, size)) {
+        redis_url_fini(&one);
+        return -1;
+    }
+    url->sentinels =
+        mem_realloc(url->sentinels, (url->sentinel_count + 1) * sizeof(*url->sentinels));
+    url->sentinels[url->sentinel_count++] = one;
+    return 0;
+}
+
+int redis_url_add_sentinels(struct redis_url *url, const char *list, const char *user,
+                            const char *password, bool tls, char *err, size_t err_size)
+{
+    if (tls && !redis_tls_available())
+        return fail(err, err_size, "TLS is not in this build (hiredis 1.0 or later needed)");
+    for (const char *at = list; *at;) {
+        at += strspn(at, ", ");
+        size_t len = strcspn(at, ", ");
+        if (len && add_sentinel(url, at, len, err, err_size))
+            return -1;
+        at += len;
+    }
+    for (size_t i = 0; i < url->sentinel_count; i++) {
+        struct redis_url *one = &url->sentinels[i];
+        one->tls = tls;
+        one->user = *user ? mem_strdup(user) : NULL;
+        one->password = *password ? mem_strdup(password) : NULL;
+        one->tls_files.ca = mem_strdup(url->tls_files.ca);
+        one->tls_files.cert = mem_strdup(url->tls_files.cert);
+        one->tls_files.key = mem_strdup(url->tls_files.key);
+    }
+    return 0;
+}
+
 void redis_url_fini(struct redis_url *url)
 {
+    for (size_t i = 0; i < url->sentinel_count; i++)
+        redis_url_fini(&url->sentinels[i]);
+    free(url->sentinels);
+    free(url->sentinel_master);
+    free(url->slot_key);
+    free(url->tls_files.ca);
+    free(url->tls_files.cert);
+    free(url->tls_files.key);
     free(url->host);
     free(url->unix_path);
     free(url->user);

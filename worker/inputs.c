@@ -162,6 +162,12 @@ static void on_retry(struct ev_loop *loop, struct ev_timer *w, int revents)
     read_key(w->data);
 }
 
+static void retry_later(struct item *item)
+{
+    ev_timer_set(&item->retry, RETRY_S, 0);
+    ev_timer_start(loop_of(item->owner), &item->retry);
+}
+
 static void on_exists(struct redis *r, redisReply *reply, void *data)
 {
     (void)r;
@@ -172,7 +178,9 @@ static void on_exists(struct redis *r, redisReply *reply, void *data)
         free_when_unused(in);
         return;
     }
-    if (reply != NULL && reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
+    if (reply == NULL || redis_is_passing(reply))
+        retry_later(item);
+    else if (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
         end(in, true, "The input file %.200s is not there: its key does not exist (any more).",
             item->file->filename);
     else
@@ -191,8 +199,7 @@ static void on_range(struct redis *r, redisReply *reply, void *data)
     }
     if (reply == NULL ||
         (reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "WRONGTYPE", 9) != 0)) {
-        ev_timer_set(&item->retry, RETRY_S, 0);
-        ev_timer_start(loop_of(in), &item->retry);
+        retry_later(item);
         return;
     }
     if (reply->type != REDIS_REPLY_STRING) {
@@ -226,8 +233,7 @@ static void read_key(struct item *item)
     if (queue_command(in->q, 4, argv, NULL, on_range, item) == 0) {
         in->replies++;
     } else {
-        ev_timer_set(&item->retry, RETRY_S, 0);
-        ev_timer_start(loop_of(in), &item->retry);
+        retry_later(item);
     }
 }
 
@@ -327,7 +333,7 @@ static void on_secrets(struct redis *r, redisReply *reply, void *data)
         free_when_unused(in);
         return;
     }
-    if (reply == NULL) {
+    if (reply == NULL || redis_is_passing(reply)) {
         ev_timer_set(&in->secrets_retry, RETRY_S, 0);
         ev_timer_start(loop_of(in), &in->secrets_retry);
         return;

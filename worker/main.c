@@ -1,7 +1,7 @@
 /* Options, settings, start, signals. */
 #include "common/log.h"
 #include "common/reaper.h"
-#include "common/redis.h"
+#include "common/redis_settings.h"
 #include "common/settings.h"
 #include "common/text.h"
 #include "worker/status/health.h"
@@ -22,6 +22,7 @@ struct app {
     struct ev_loop *loop;
     struct worker *worker;
     struct ev_signal term, intr;
+    enum exit_code code;
 #ifdef SANDPIPER_TEST_BUILD
     struct ev_signal usr2; /* makes the claim loop hang */
 #endif
@@ -31,6 +32,15 @@ static void on_drained(void *data)
 {
     struct app *app = data;
     ev_break(app->loop, EVBREAK_ALL);
+}
+
+/* The Redis of the settings can never serve us. */
+static void on_unfit(const char *reason, void *data)
+{
+    struct app *app = data;
+    log_error("giving up: %s", reason);
+    app->code = EXIT_SETTINGS;
+    worker_drain(app->worker, on_drained, app);
 }
 
 static void on_signal(struct ev_loop *loop, struct ev_signal *w, int revents)
@@ -97,12 +107,13 @@ static int serve(struct settings *settings)
         unwatch(&app);
         return EXIT_SETTINGS;
     }
+    worker_on_unfit(app.worker, on_unfit, &app);
     ev_run(app.loop, 0);
     worker_free(app.worker);
     unwatch(&app);
     curl_global_cleanup();
     log_info("drained; bye");
-    return EXIT_FINE;
+    return app.code;
 }
 
 static void print_help(void)
@@ -119,14 +130,13 @@ static void print_help(void)
     settings_print_help(stdout);
 }
 
-/* What settings.c does not know of: the URL's own parts. */
+/* What settings.c does not know of: the parts of URLs and lists. */
 static bool check_redis_url(const struct settings *settings)
 {
     struct redis_url url;
-    char err[200];
-    if (redis_url_parse(settings_redis_url(settings), &url, err, sizeof err) != 0) {
-        bool queue = settings_is_set(settings, SETTING_REDIS_QUEUE_URL);
-        log_error("%s: %s", queue ? "REDIS_QUEUE_URL" : "REDIS_URL", err);
+    char err[300];
+    if (redis_settings_parse(settings, &url, err, sizeof err) != 0) {
+        log_error("%s", err);
         return false;
     }
     redis_url_fini(&url);

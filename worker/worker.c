@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/reaper.h"
+#include "common/redis_settings.h"
 #include "common/settings.h"
 #include "common/text.h"
 #include "worker/control.h"
@@ -31,6 +32,7 @@
 #define DELAYED_WAIT_MAX_MS                                                                        \
     10000 /* longest wait on the marker when a delayed job is due (as BullMQ) */
 #define LIMITED_WAIT_MAX_MS 30000 /* and while the queue is rate limited */
+#define REDIS_OLDEST        60200 /* XAUTOCLAIM, LMOVE and what BullMQ's scripts need */
 #define CLAIM_PAUSE_S       0.25  /* after a claim that failed */
 #define CLAIM_LIMIT_MS      10000 /* a claim is answered or lost by then (redis.c) */
 #define DRAIN_EXTRA_S       1.5   /* for the last words, once runs were stopped */
@@ -66,6 +68,8 @@ struct worker {
     struct ev_timer drain_timer;
     void (*ended)(void *data);
     void *ended_data;
+    void (*on_unfit)(const char *reason, void *data);
+    void *unfit_data;
 };
 
 static void pump(struct worker *w);
@@ -298,6 +302,18 @@ static void on_redis_state(struct redis *r, bool ready, const char *reason, void
     locks_renew_now(w->locks, on_locks_renewed, w);
 }
 
+static void on_redis_failed(struct redis *r, const char *reason, bool permanent, void *data)
+{
+    (void)r;
+    struct worker *w = data;
+    /* Once it has served us, a server of another kind is a mishap that may pass. */
+    if (!permanent || w->was_ready || w->on_unfit == NULL)
+        return;
+    void (*on_unfit)(const char *, void *) = w->on_unfit;
+    w->on_unfit = NULL;
+    on_unfit(reason, w->unfit_data);
+}
+
 /* ---- draining ---- */
 
 static void say_ended(void *data)
@@ -451,16 +467,8 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
                           unsigned long err_size)
 {
     struct redis_url url;
-    char why[200];
-    if (redis_url_parse(settings_redis_url(settings), &url, why, sizeof why) != 0) {
-        snprintf(err, err_size, "%s: %s",
-                 settings_is_set(settings, SETTING_REDIS_QUEUE_URL) ? "REDIS_QUEUE_URL"
-                                                                    : "REDIS_URL",
-                 why);
+    if (redis_settings_parse(settings, &url, err, err_size) != 0)
         return NULL;
-    }
-    if (settings_is_set(settings, SETTING_REDIS_QUEUE_URL))
-        url.setting = "REDIS_QUEUE_URL";
     struct jobopts_keep completed, failed;
     if (take_keep(settings, SETTING_REMOVE_ON_COMPLETE, &completed, err, err_size) != 0 ||
         take_keep(settings, SETTING_REMOVE_ON_FAIL, &failed, err, err_size) != 0) {
@@ -476,9 +484,13 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     ev_timer_init(&w->drain_timer, on_drain_limit, 0, 0);
     w->pause.data = w->drain_timer.data = w;
     w->http = http_new(loop);
-    w->redis = redis_new(
-        loop, &(struct redis_options){.url = &url, .label = "commands", .idle_ping_ms = 5000},
-        on_redis_state, w);
+    w->redis = redis_new(loop,
+                         &(struct redis_options){.url = &url,
+                                                 .label = "commands",
+                                                 .idle_ping_ms = 5000,
+                                                 .min_version = REDIS_OLDEST,
+                                                 .on_failed = on_redis_failed},
+                         on_redis_state, w);
     w->queue = queue_new(&(struct queue_options){
         .loop = loop,
         .redis = w->redis,
@@ -525,6 +537,12 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
              not_named);
     w->ops = ops_new(loop, settings, look, w);
     return w;
+}
+
+void worker_on_unfit(struct worker *w, void (*unfit)(const char *reason, void *data), void *data)
+{
+    w->on_unfit = unfit;
+    w->unfit_data = data;
 }
 
 void worker_free(struct worker *w)

@@ -1,5 +1,5 @@
-/* One Redis connection on the loop: URL, AUTH, deadlines, reconnect, scripts with NOSCRIPT
- * recovery. */
+/* One Redis connection on the loop: URL, sentinels, cluster, AUTH, deadlines, reconnect, scripts
+ * with NOSCRIPT recovery. */
 #ifndef SANDPIPER_COMMON_REDIS_H
 #define SANDPIPER_COMMON_REDIS_H
 
@@ -21,6 +21,17 @@ struct redis_url {
     char *password;      /* NULL: no AUTH */
     int db;              /* default 0 */
     const char *setting; /* that the URL came from, for log lines; static; NULL: REDIS_URL */
+
+    /* Not from the text; NULL or 0 unless the caller sets them (heap, theirs from then on). */
+    struct redis_url
+        *sentinels; /* asked for the master's address; then host and port are not used */
+    size_t sentinel_count;
+    char *sentinel_master; /* its name there */
+    char *slot_key; /* what is used are keys of this one's slot: in a Redis Cluster the connection
+                       goes to the node that owns it. No such key exists: see redis_script_call */
+    struct redis_tls_files {
+        char *ca, *cert, *key; /* PEM; NULL: the system's CAs, no client certificate */
+    } tls_files;
 };
 
 /* Fills *out (free with redis_url_fini) and returns 0, or -1 with a one-line reason that names the
@@ -28,6 +39,17 @@ struct redis_url {
  * TLS. */
 int redis_url_parse(const char *text, struct redis_url *out, char *err, size_t err_size);
 void redis_url_fini(struct redis_url *url);
+/* A deep copy, for redis_url_fini. */
+void redis_url_copy(struct redis_url *to, const struct redis_url *from);
+/* Adds sentinels from "host[:port],..." (default port 26379), all with this user and password (""
+ * for none); 0, or -1 with a reason. */
+int redis_url_add_sentinels(struct redis_url *url, const char *list, const char *user,
+                            const char *password, bool tls, char *err, size_t err_size);
+
+/* Runs from the loop after each attempt that did not come to ready. permanent: the server was
+ * reached, and it or the settings must be changed before it can serve. As redis_state_fn, must not
+ * redis_free. */
+typedef void (*redis_failed_fn)(struct redis *r, const char *reason, bool permanent, void *data);
 
 struct redis_options {
     const struct redis_url *url; /* copied */
@@ -39,6 +61,9 @@ struct redis_options {
     int backoff_min_ms;          /* 0: 50 */
     int backoff_max_ms;          /* 0: 5000; each wait is drawn between half and all of it */
     size_t max_pending_bytes;    /* queued or unanswered request bytes; 0: 64 MiB */
+    int min_version;             /* an older server is refused (as redis_server_version); 0: none */
+    redis_failed_fn on_failed;   /* or NULL */
+    bool quiet;                  /* its comings and goings are logged as debug lines */
 };
 
 /* Runs from the loop. ready: after AUTH/SELECT/SETNAME, each time the connection is (re)made; false
@@ -61,6 +86,7 @@ struct redis *redis_new(struct ev_loop *loop, const struct redis_options *option
 void redis_free(struct redis *r);
 
 bool redis_ready(const struct redis *r);
+bool redis_is_cluster(const struct redis *r);
 long long redis_reconnects(const struct redis *r); /* times it became ready after the first */
 /* major*10000 + minor*100 + patch, from INFO; 0 unknown. */
 int redis_server_version(const struct redis *r);
@@ -75,7 +101,8 @@ void redis_reopen(struct redis *r, const char *reason);
  * max_pending_bytes would be passed (the callback then never runs). A reply that says the server
  * cannot serve this client as master (UNBLOCKED, READONLY, MASTERDOWN, LOADING, CLUSTERDOWN) is
  * still given to the callback, and READONLY, UNBLOCKED and MASTERDOWN also make the connection
- * reopen (with backoff). cb may be NULL. */
+ * reopen (with backoff); MOVED makes it go to the node that is named. ASK and TRYAGAIN are never
+ * followed. cb may be NULL. */
 int redis_command(struct redis *r, int argc, const char *const *argv, const size_t *lens,
                   int timeout_ms, redis_reply_fn cb, void *data);
 
@@ -92,9 +119,14 @@ struct redis_script {
  * length. out has room for 24 bytes. */
 int redis_frame_head(char *out, size_t len);
 
+/* Does this error speak of the server's present state, so that the same call may well succeed later
+ * (LOADING, BUSY, OOM, READONLY, ASK, TRYAGAIN, MOVED ...)? */
+bool redis_is_passing(const redisReply *reply);
+
 /* EVALSHA; on NOSCRIPT the same call again as EVAL, invisible to the caller. The argv given are
- * KEYS then ARGV; framed: as they go to Redis, len bytes of argc arguments. Otherwise as
- * redis_command. */
+ * KEYS then ARGV; framed: as they go to Redis, len bytes of argc arguments. In a cluster slot_key is
+ * added to KEYS: as it never exists, a script is refused (ASK, TRYAGAIN) before its first line while
+ * the slot moves, instead of failing half-way at a key that has gone. Otherwise as redis_command. */
 int redis_script_call_framed(struct redis *r, const struct redis_script *script, int nkeys,
                              int argc, const char *args, size_t len, int timeout_ms,
                              redis_reply_fn cb, void *data);

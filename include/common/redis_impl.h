@@ -14,6 +14,7 @@
 
 enum redis_state {
     REDIS_STATE_WAITING,    /* no socket; the timer ends the pause before the next attempt */
+    REDIS_STATE_LOCATING,   /* no socket; sentinels are asked for the master's address */
     REDIS_STATE_RESOLVING,  /* no socket; a look-up is under way */
     REDIS_STATE_CONNECTING, /* socket, not yet connected */
     REDIS_STATE_GREETING,   /* AUTH ... PING under way */
@@ -29,7 +30,28 @@ enum redis_step {
     REDIS_STEP_SELECT,
     REDIS_STEP_NAME,
     REDIS_STEP_INFO,
-    REDIS_STEP_PING
+    REDIS_STEP_ROLE,
+    REDIS_STEP_PING,
+    REDIS_STEP_MYID, /* these two in a cluster, once that is known */
+    REDIS_STEP_SLOTS
+};
+
+/* The question to the sentinels who the master is, for an attempt to connect and again and again
+ * while the connection lives; outlives it, for its callbacks. */
+struct redis_locating {
+    struct redis *owner; /* NULL: nobody wants the answer any more */
+    struct redis *sentinel;
+    size_t tried;
+    bool found, asking;
+    struct ev_timer again;
+};
+
+enum { REDIS_MAX_NODES = 64, REDIS_MAX_HOPS = 8 };
+
+/* Where a server is. */
+struct redis_node {
+    char *host;
+    int port;
 };
 
 struct redis_call {
@@ -56,7 +78,16 @@ struct redis {
     enum redis_state state;       /* changed by redis_set_state only */
     struct redis_options options; /* url and client_name point to our copies */
     struct redis_url url;
-    char *where; /* "host:port" or the socket path, for log lines */
+    struct redis_node target;        /* where the next attempt goes; host NULL: the socket path */
+    char *where;                     /* "host:port" or the socket path, for log lines */
+    struct redis_locating *locating; /* with sentinels; NULL while waiting */
+    size_t sentinel_next;            /* the one that is asked first */
+    bool cluster;                    /* the server is part of one */
+    char my_id[48];                  /* of the node that we are connected to */
+    int slot;                        /* of slot_key; -1: it has no hash tag */
+    struct redis_node nodes[REDIS_MAX_NODES]; /* of the cluster, as last told */
+    size_t node_count, node_next;
+    int hops; /* redirections in a row */
     redis_state_fn on_state;
     void *data;
 
@@ -80,6 +111,8 @@ struct redis {
     struct redis_calls lost; /* of a dropped connection: their NULL callbacks are due */
     bool tell_lost;          /* on_state(false) is due, after those */
     char lost_reason[256];
+    bool tell_failed, permanent; /* on_failed is due, with last_failure */
+    bool slot_moves;             /* said so; the next good answer to a script takes it back */
 
     bool turn_pending; /* redis_turn is on the reaper's list */
     bool in_callback;  /* of the owner's, for the assertion in redis_free */
@@ -98,7 +131,13 @@ long long redis_now_ms(void);                     /* monotonic */
  * rest done by redis_turn. at_once: no pause before the next attempt. */
 void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* The same because another server is the one to talk to: at once, not a failure. */
+void redis_redirect(struct redis *r, const char *host, int port, const char *why);
+/* redis_drop for what only an operator can change. */
+void redis_refuse(struct redis *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void redis_become_ready(struct redis *r);
+/* The address of the attempt under way is known: resolve and connect. */
+void redis_connect_target(struct redis *r);
 void redis_schedule_turn(struct redis *r);
 void redis_timer_before(struct redis *r,
                         long long at); /* the timer fires at `at` (ms) or earlier */
@@ -116,10 +155,25 @@ long long redis_next_deadline(const struct redis *r, const struct redis_call **w
 void redis_greet(struct redis *r);
 void redis_greet_reply(struct redis *r, enum redis_step step, const redisReply *reply);
 
+/* redis_route.c: which server. */
+void redis_route_init(struct redis *r);
+void redis_route_fini(struct redis *r);
+void redis_route_set(struct redis *r, const char *host, int port);
+void redis_route_failed(struct redis *r); /* the next attempt goes to another node of the cluster */
+void redis_locate(struct redis *r);       /* asks the sentinels, then redis_connect_target */
+void redis_locate_cancel(struct redis *r);
+/* Is this the node of our slot (CLUSTER SLOTS)? Then ready, else to that one. */
+void redis_route_take_slots(struct redis *r, const redisReply *slots);
+void redis_route_moved(struct redis *r, const char *error); /* "MOVED <slot> <host>:<port>" */
+/* The slot of a key; -1 when it has no hash tag. */
+int redis_slot(const char *key);
+
 /* redis_tls.c */
 bool redis_tls_available(void);
-/* Starts TLS on a connected socket, checking certificate and host name; -1 with c->errstr set. */
-int redis_tls_start(struct redisContext *c, const char *host);
+/* Starts TLS on a connected socket, checking certificate and host name; -1 with c->errstr set or a
+ * text in err. */
+int redis_tls_start(struct redisContext *c, const char *host, const struct redis_tls_files *files,
+                    char *err, size_t err_size);
 /* What TLS last found wrong, or otherwise when it was something else (hiredis says "Success"). */
 const char *redis_tls_error(const char *otherwise);
 

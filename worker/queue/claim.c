@@ -164,6 +164,7 @@ void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *t
 }
 
 struct claim {
+    struct queue *queue;
     struct str token;
     claim_fn cb;
     void *data;
@@ -174,7 +175,9 @@ static void on_claimed(struct redis *r, redisReply *reply, void *data)
     (void)r;
     struct claim *c = data;
     struct claim_answer answer;
-    if (reply != NULL && reply->type == REDIS_REPLY_ERROR)
+    if (redis_is_passing(reply))
+        queue_say_refused(c->queue, "claim", reply);
+    else if (reply != NULL && reply->type == REDIS_REPLY_ERROR)
         log_error("claim failed: %s", reply->str);
     claim_parse(reply, &c->token, &answer);
     c->cb(reply == NULL || reply->type == REDIS_REPLY_ERROR ? NULL : &answer, c->data);
@@ -197,7 +200,7 @@ int claim_next(struct queue *q, claim_fn cb, void *data)
     if (!queue_is_ready(q))
         return -1;
     struct claim *c = mem_alloc(sizeof *c);
-    *c = (struct claim){new_token(), cb, data};
+    *c = (struct claim){q, new_token(), cb, data};
     struct str wait = queue_key(q, "wait", 4);
     char now[24];
     int now_len = snprintf(now, sizeof now, "%lld", text_now_ms());

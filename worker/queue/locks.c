@@ -96,7 +96,7 @@ static void on_renewed(struct redis *r, redisReply *reply, void *data)
     if (reply == NULL || reply->type != REDIS_REPLY_ARRAY) {
         l->failed = true;
         if (reply != NULL && reply->type == REDIS_REPLY_ERROR)
-            log_warn("locks could not be renewed: %s", reply->str);
+            queue_say_refused(l->q, "the renewal of locks", reply);
     } else {
         for (size_t i = 0; i < reply->elements; i++) {
             /* A job that ended meanwhile is not in the list any more. */

@@ -88,7 +88,7 @@ static void on_popped(struct redis *r, redisReply *reply, void *data)
     long long next = 0;
     if (reply == NULL || reply->type == REDIS_REPLY_ERROR) {
         if (reply != NULL)
-            log_warn("waiting on the marker failed: %s", reply->str);
+            queue_say_refused(m->q, "a wait on the marker", reply);
         pause_then_wake(m); /* or on_state wakes, when there is a connection again before */
         return;
     }

@@ -5,14 +5,16 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/reaper.h"
+#include "common/text.h"
 
 #include <ev.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CALL_MAX_BYTES ((size_t)512 << 20) /* what is bigger is a bug of the caller */
-#define RETRY_SECONDS  0.25 /* pause before a call that Redis refused for now is made again */
+#define CALL_MAX_BYTES   ((size_t)512 << 20) /* what is bigger is a bug of the caller */
+#define RETRY_SECONDS    0.25  /* pause before a call that Redis refused for now is made again */
+#define REFUSED_QUIET_MS 10000 /* the same state of the server is one line in that time */
 
 struct queue_call {
     struct queue *queue;
@@ -33,6 +35,8 @@ struct queue {
     bool ready;
     struct queue_call *first, *last; /* in the order in which they were made */
     struct ev_timer retry;
+    long long refused_said; /* monotonic ms */
+    bool tight;
 };
 
 static void send_waiting(struct queue *q);
@@ -111,6 +115,16 @@ bool queue_is_ready(const struct queue *q)
     return q->ready;
 }
 
+bool queue_is_tight(const struct queue *q)
+{
+    return q->tight;
+}
+
+void queue_set_tight(struct queue *q, bool tight)
+{
+    q->tight = tight;
+}
+
 void queue_set_ready(struct queue *q, bool ready)
 {
     q->ready = ready;
@@ -172,21 +186,14 @@ void queue_call_int(struct queue_call *call, long long value)
     queue_call_str(call, text);
 }
 
-/* Errors after which the same call may well succeed: the server's state, not the call's content. */
-static bool is_passing(const redisReply *reply)
+void queue_say_refused(struct queue *q, const char *what, const redisReply *reply)
 {
-    static const char *const words[] = {
-        "LOADING", "BUSY",        "OOM",        "READONLY", "MASTERDOWN", "UNBLOCKED", "TRYAGAIN",
-        "ASK",     "CLUSTERDOWN", "NOREPLICAS", "MISCONF",  "NOAUTH",     "EXECABORT"};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        size_t len = strlen(words[i]);
-        if (reply->len > len && memcmp(reply->str, words[i], len) == 0 && reply->str[len] == ' ')
-            return true;
-        /* An error that Lua passed on carries the text of the command's error further inside. */
-        if (strcmp(words[i], "OOM") == 0 && strstr(reply->str, "OOM command not allowed") != NULL)
-            return true;
-    }
-    return false;
+    long long now = text_monotonic_ms();
+    bool said = q->refused_said != 0 && now - q->refused_said < REFUSED_QUIET_MS;
+    log_write(said ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, NULL, "redis refused %s for now: %s", what,
+              reply->str);
+    if (!said)
+        q->refused_said = now;
 }
 
 static void on_reply(struct redis *r, redisReply *reply, void *data)
@@ -198,8 +205,8 @@ static void on_reply(struct redis *r, redisReply *reply, void *data)
     if (!call->cancelled) {
         if (reply == NULL) /* lost: sent again when the connection is back */
             return;
-        if (reply->type == REDIS_REPLY_ERROR && is_passing(reply)) {
-            log_warn("redis refused %s for now: %s", call->script->name, reply->str);
+        if (redis_is_passing(reply)) {
+            queue_say_refused(q, call->script->name, reply);
             if (!ev_is_active(&q->retry)) {
                 ev_timer_set(&q->retry, RETRY_SECONDS, 0);
                 ev_timer_start(q->options.loop, &q->retry);

@@ -44,6 +44,13 @@ struct str queue_key(const struct queue *q, const char *suffix, size_t len);
 void queue_set_ready(struct queue *q, bool ready);
 bool queue_is_ready(const struct queue *q);
 
+/* Redis is short of memory (REDIS_MEMORY_WATERMARK_PERCENT): files are not put into it, and replies
+ * begun from now on are only `started` and `done`. */
+void queue_set_tight(struct queue *q, bool tight);
+bool queue_is_tight(const struct queue *q);
+/* Logs that Redis refused something for now; repeats within 10 s as debug lines. */
+void queue_say_refused(struct queue *q, const char *what, const redisReply *reply);
+
 /* A script call that is kept until Redis has answered it: lost connections, LOADING, BUSY, OOM,
  * READONLY and the like make it be sent again, in the order in which calls were made. So every
  * script called here must be safe to be made twice. */
