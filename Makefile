@@ -112,7 +112,7 @@ SANITIZED := SANITIZE=address,undefined
 test: deps-conformance ## Everything: unit and integration tests, and both again under ASan and UBSan
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@$(MAKE) --no-print-directory -s all build-unit $(SANITIZED)
-	@$(MAKE) --no-print-directory -s all
+	@$(MAKE) --no-print-directory -s all build-server
 	@tests/run
 
 .PHONY: build-unit
@@ -121,6 +121,15 @@ build-unit: $(UNIT_PROGRAMS)
 .PHONY: deps-conformance
 deps-conformance: # deps, and what the pages and applications of tests/conformance need
 	@.ci/deps conformance
+
+.PHONY: server
+server: ## Build the NestJS server (docker/server)
+	@.ci/deps server
+	@$(MAKE) --no-print-directory -s build-server
+
+.PHONY: build-server
+build-server: # its packages are there
+	$(Q)cd docker/server && node node_modules/typescript/bin/tsc -p tsconfig.json
 
 .PHONY: test-conformance
 test-conformance: deps-conformance ## A stock BullMQ Worker and ours leave the same behind: scenario x producer
