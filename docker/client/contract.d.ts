@@ -256,6 +256,11 @@ export type DoneMessage = {
   /** What went wrong, one sentence. */
   error?: string;
   result?: Result;
+  /** The producer's trace context (W3C), as its BullMQ put it into the job's options (telemetry). */
+  trace?: {
+    traceparent: string;
+    tracestate?: string;
+  };
 };
 
 /** The return value of a job that ran: a superset of CodeExecutionData. */
