@@ -135,6 +135,7 @@ class Admin:
             for context in sandbox.server.contexts.values():
                 if context.kernel is not None and context.kernel.child is not None:
                     boxes.send_signal(context.kernel.child.pid, 9)
+                    await context.kernel.dead.wait()  # who runs next meets the new one
         else:
             raise ValueError("no such action: %s" % action)
         return wire.answer(200, self.view(sandbox))

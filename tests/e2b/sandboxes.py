@@ -40,7 +40,7 @@ DEFAULTS = {
     "lose_interrupts": 0,  # of the next ones; as one is that comes before the cell has begun
     "warm": 0,  # kernels started in advance
     "scripted": False,  # no sandbox gets a kernel
-    "script_listing": True,  # scripted runs answer a "#sandpiper:" line as the prepared kernel does
+    "script_listing": True,  # scripted runs answer a settings line as the prepared kernel does
     "templates": [],  # further template names with the code interpreter
     "snapshots": False,  # each pause keeps a copy of the home for pause_failure "stale"
     "keep_dead": 2000,  # killed sandboxes that the admin endpoint still knows

@@ -5,18 +5,19 @@ import base64
 import hashlib
 import json
 import os
+import re
 
 import interpreter
 import wire
 
 MARK = "#e2b-script:"
-SETTINGS_MARK = "#sandpiper:"
+SETTINGS_MARKS = ("#sandpiper:", "%%sandpiper-")  # the line before a run's code; the nonce comes behind it
 FILES_MIME = "application/vnd.sandpiper.files+json"
 
 
 def journal_view(code):
     """What tells one run from another, without its text; the settings line differs from try to try."""
-    own = code.partition("\n")[2] if code.startswith(SETTINGS_MARK) else code
+    own = code.partition("\n")[2] if code.startswith(SETTINGS_MARKS) else code
     return {
         "sha256": hashlib.sha256(own.encode("utf-8", "surrogatepass")).hexdigest(),
         "size": len(code),
@@ -26,7 +27,10 @@ def journal_view(code):
 
 
 def nonce(code):
-    return code[len(SETTINGS_MARK):].partition("\n")[0].partition(":")[0] if code.startswith(SETTINGS_MARK) else None
+    for mark in SETTINGS_MARKS:
+        if code.startswith(mark):
+            return re.split("[: ]", code[len(mark):].partition("\n")[0])[0]
+    return None
 
 
 class Script:

@@ -32,14 +32,15 @@ struct e2b_box {
     char *thread; /* NULL: not a session's */
     char *actor;  /* digest */
     char *id, *envd_token, *traffic_token, *domain;
-    long long end_ms;  /* monotonic: known end of its life; 0 unknown */
-    long long used_ms; /* monotonic: end of its last run */
-    bool cached, busy; /* busy: a run has it */
-    bool fresh;        /* made for this run: scripts are not in it yet */
-    bool asleep;       /* paused, as far as we know */
-    bool prepared;     /* the python kernel has our hooks, put there by this process */
-    bool unsettled;    /* an earlier run may still be going in it */
-    bool restarted;    /* its python kernel has started anew: not in the home folder */
+    long long end_ms;           /* monotonic: known end of its life; 0 unknown */
+    long long used_ms;          /* monotonic: end of its last run */
+    bool cached, busy;          /* busy: a run has it */
+    bool fresh;                 /* made for this run: scripts are not in it yet */
+    bool asleep;                /* paused, as far as we know */
+    bool prepared;              /* the python kernel has our hooks, put there by this process */
+    char key_name[37], key[37]; /* of the hooks last sent: seals the settings of runs */
+    bool unsettled;             /* an earlier run may still be going in it */
+    bool restarted;             /* its python kernel has started anew: not in the home folder */
     bool ttl_under_way;
     long long cells;  /* execution count of the python kernel, as last seen */
     json_t *contexts; /* language -> context id */
@@ -130,6 +131,15 @@ void e2b_sweeper_fini(struct e2b *e2b);
 
 void e2b_session_release(struct e2b *e2b, const char *thread, driver_done_fn cb, void *data);
 void e2b_session_settle(struct e2b *e2b, const char *thread, driver_done_fn cb, void *data);
+
+/* --- the line before a run's code (guard.c) --- */
+
+/* New key for the hooks that go out next, and the line that takes it there; heap. */
+char *e2b_guard_key_line(struct e2b_box *box);
+/* The line that only a kernel with these hooks and this key takes off: any other refuses the whole
+ * cell, naming the nonce, and runs nothing of it. Carries the settings, sealed; heap, ends in
+ * "\n". */
+char *e2b_guard_line(const struct e2b_box *box, const char *nonce, const json_t *settings);
 
 /* --- SHA-256 in hex (digest.c) --- */
 

@@ -29,7 +29,9 @@ struct e2b_outcome {
     bool has_error;
     char *name, *value, *traceback;
     json_t *listing; /* of the hooks, or NULL */
-    bool anew; /* the kernel counts from the start again: it is another one than we prepared */
+    bool anew;    /* the kernel counts from the start again: it is another one than we prepared */
+    bool refused; /* it did not know our line: nothing of the code was run */
+    bool spoke;   /* something came that is no refusal */
 };
 
 struct e2b_run {
@@ -65,8 +67,11 @@ struct e2b_run {
     bool uncertain;                                      /* after delivery nobody saw the end */
     const char *state_lost;                              /* for on_ready, or after it for on_end */
     int tries, renewals; /* sends of the code that came to nothing; sandboxes looked for again */
-    long long prepare_tries;
-    char *why; /* of the loss */
+    int refusals;        /* by kernels without our hooks */
+    bool awaits_hooks;   /* refused: goes out again when run->prepare is done */
+    bool sent_prepared;  /* the hooks were known to be in place when the code went out */
+    bool uploaded;       /* the inputs are in the sandbox */
+    char *why;           /* of the loss */
     ev_timer timer;
     void (*step)(struct e2b_run *run);
     struct e2b_outcome outcome;
@@ -103,6 +108,10 @@ void e2b_run_finish(struct e2b_run *run); /* run->end is complete but for the fi
  * _renew. */
 void e2b_prepare_start(struct e2b_run *run);
 void e2b_prepare_cancel(struct e2b_prepare *prepare);
+/* The code has run, so the hooks are in place, whatever of their answer is still under way. */
+void e2b_prepare_proven(struct e2b_run *run);
+/* All that the code waits for is done; hooks may still be under way (run->prepare), their kernel
+ * refuses the code until then. */
 void e2b_run_prepared(struct e2b_run *run);
 
 /* --- code.c: the code goes out and ends --- */

@@ -261,21 +261,113 @@ test('the actor\'s change discards', async (t) => {
   assert.equal(none.sandbox.stateLost, 'actor_changed');
 });
 
-test('a replica that lacks the handle: connect and tag check side by side, then prepare and run', async (t) => {
-  const r = await rig(t, { env });
-  ok(await r.py('x = 1'));
+/** Another replica takes over: it holds no handle. */
+async function moveOn(r) {
   await r.quiet();
-  await r.worker.done();
+  await r.workers[0].done();
   r.workers.length = 0;
   r.startWorker();
-  await e2b.set({ rtt_ms: 80 });
+}
+
+test('a replica that lacks the handle: connect and tag check side by side, then prepare and run side by side', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  await moveOn(r);
+  await e2b.set({ rtt_ms: 400 });
   await e2b.forget();
-  assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
+  const result = ok(await r.py('print(x)'));
+  assert.deepEqual([result.stdout, result.sandbox], ['1\n', reused]);
   const journal = await e2b.journal();
   assert.deepEqual(ops(journal).sort(), ['connect', 'execute', 'execute', 'get']);
   const of = (op) => journal.filter((e) => e.op === op);
+  const end = (e) => e.t + e.ms / 1000;
   assert.ok(overlap(of('connect')[0], of('get')[0]));
-  assert.ok(of('execute')[0].t > of('connect')[0].t);
+  const [prepare, run] = of('execute');
+  assert.ok(overlap(prepare, run) && run.t < end(prepare), 'side by side');
+  assert.ok(Math.min(prepare.t, run.t) > Math.max(end(of('connect')[0]), end(of('get')[0])) - 0.05, 'after the first wave');
+});
+
+test('prepare and run side by side: with inputs one wave more, with outputs another', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  await moveOn(r);
+  await e2b.set({ rtt_ms: 100 });
+  await e2b.forget();
+  const files = [{ filename: 'a', content: 'eA==' }, { filename: 'b', content: 'eA==' }];
+  ok(await r.py('open("output/c", "w").write(open("a").read()); open("output/d", "w").write("1")', { files }));
+  const journal = await e2b.journal();
+  assert.deepEqual(ops(journal).sort(), ['connect', 'execute', 'execute', 'files.read', 'files.read', 'files.write', 'files.write', 'get']);
+  // Waves: what begins before the first of the last wave has ended.
+  let waves = 0;
+  for (let rest = journal; rest.length; waves++) {
+    const first = Math.min(...rest.map((e) => e.t + e.ms / 1000));
+    rest = rest.filter((e) => e.t >= first);
+  }
+  assert.ok(waves <= 4, `${waves} waves`);
+});
+
+test('the code that comes before the hooks is refused whole, and goes out again behind them', async (t) => {
+  const r = await rig(t, { env });
+  const values = { CANARY: 'c4n4ry-v4lu3' };
+  const traces = `import os, sqlite3
+h = get_ipython().history_manager
+h.writeout_cache()
+get_ipython().run_line_magic("history", "-g")
+print(sqlite3.connect(h.hist_file).execute("select source, source_raw from history").fetchall(), In, repr(h.input_hist_raw))`;
+  const codes = {
+    plain: ['x += 1\nprint(x, os.environ["CANARY"] == "c4n4" + "ry-v4lu3")', '2 True\n'],
+    'future import': ['from __future__ import annotations\nx += 1\nprint(x, os.environ["CANARY"][:2])', '2 c4\n'],
+    'a magic': ['%%capture out\nx += 1', ''],
+    'shell magic': ['%%bash\necho "once${CANARY:0:2}"', 'oncec4\n'],
+    'await': ['import asyncio\nx += 1\nawait asyncio.sleep(0)\nprint(x)', '2\n'],
+  };
+  for (const [thread, [code, stdout]] of Object.entries(codes)) {
+    ok(await r.py('import os; x = 1', { threadId: thread }));
+    await moveOn(r);
+    await e2b.fault({ match: { op: 'execute' }, delay_ms: 600, times: 1 }); // the hooks leave first
+    await e2b.forget();
+    const result = ok(await r.py(code, { threadId: thread, env: values }));
+    assert.deepEqual([result.stdout, result.stderr, result.sandbox], [stdout, '', reused], thread);
+    assert.equal((await e2b.journal({ op: 'execute' })).length, 3, thread);
+    const { stdout: said } = ok(await r.py(traces, { threadId: thread }));
+    assert.ok(!said.includes('c4n4ry-v4lu3') && !said.includes(Buffer.from('c4n4ry-v4lu3').toString('base64').slice(0, 12)), thread);
+  }
+  const syntax = ['x = (1,\nprint("never"', '"""open\n1/0'];
+  for (const code of syntax) { // whatever the code is, it is refused as a whole
+    await moveOn(r);
+    await e2b.fault({ match: { op: 'execute' }, delay_ms: 600, times: 1 });
+    const result = await r.py(code, { threadId: 'plain' });
+    assert.deepEqual([result.reason, result.errorDetail.name, result.stderr], ['code_error', 'SyntaxError', '']);
+  }
+});
+
+for (const [name, fault] of Object.entries({
+  'an error': { status: 503 }, 'a reset': { reset: true }, 'no answer': { hang: true }, 'a cut answer': { cut: 200, cut_by: 'reset' },
+})) {
+  test(`hooks beside the code that meet ${name}: the code runs once, prepared`, async (t) => {
+    const r = await rig(t, { env });
+    ok(await r.py('x = 1'));
+    await moveOn(r);
+    await e2b.fault({ match: { op: 'execute' }, times: 1, ...fault });
+    const job = await r.add('import os\nx += 1\nprint(x, os.environ.get("V"))', { threadId: 'main', env: { V: 'v' } });
+    assert.equal(ok(await r.result(job)).stdout, '2 v\n');
+    assert.equal((await r.reply(job)).filter((m) => m.type === 'done').length, 1);
+    await r.quiet();
+    await e2b.forget();
+    assert.equal(ok(await r.py('print(x)')).stdout, '2\n');
+    assert.deepEqual(await e2b.ops(), ['execute']);
+  });
+}
+
+test('hooks that the code took away are brought back before anything is run without them', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  for (const code of ['get_ipython().input_transformers_cleanup.clear()', 'get_ipython().events.callbacks["pre_run_cell"].clear()']) {
+    ok(await r.py(code));
+    await r.quiet();
+    const result = ok(await r.py('import os; print(x, os.environ.get("V"))', { env: { V: 'v' } }));
+    assert.deepEqual([result.stdout, result.sandbox], ['1 v\n', reused]);
+  }
 });
 
 test('a record that names another thread\'s sandbox is not believed', async (t) => {

@@ -1,5 +1,4 @@
 /* The code goes out once, and its stream, a stop or a loss brings the run to one honest end. */
-#include "common/b64.h"
 #include "common/buf.h"
 #include "common/jsonx.h"
 #include "common/log.h"
@@ -14,6 +13,7 @@
 #include <string.h>
 
 #define SEND_TRIES_MAX 8
+#define REFUSALS_MAX   4
 #define KEEP_MIN_MS    1000
 
 static const char *context_of(const struct e2b_run *run)
@@ -79,8 +79,41 @@ static void remove_env(struct e2b_run *run)
 
 /* --- the stream has ended --- */
 
+/* The kernel did not know the line before the code, so it ran nothing of it: the hooks are under
+ * way, or they went with an interpreter that has started anew. */
+static void refused(struct e2b_run *run)
+{
+    struct e2b_box *box = run->box;
+    struct log_ctx ctx = e2b_run_ctx(run);
+    bool anew = run->outcome.anew;
+    log_write(LOG_LEVEL_DEBUG, &ctx, "E2B: the kernel refused the code: it is not prepared%s",
+              run->sent_prepared ? " any more" : " yet");
+    e2b_outcome_fini(&run->outcome);
+    if (run->sent_prepared) {
+        box->prepared = false;
+        box->restarted = anew;
+        if (anew && run->thread != NULL)
+            run->state_lost = "kernel_died";
+    }
+    run->state = RUN_PREPARING;
+    run->awaits_hooks = true;
+    if (++run->refusals > REFUSALS_MAX)
+        e2b_run_fail(run, DRIVER_END_NO_SANDBOX,
+                     "The sandbox's interpreter could not be made ready: it does not take the "
+                     "hooks.");
+    else if (box->prepared)
+        e2b_code_send(run);
+    else if (run->prepare == NULL)
+        e2b_prepare_start(run); /* else its end sends the code again */
+}
+
 static void complete(struct e2b_run *run)
 {
+    if (run->outcome.refused && !run->outcome.spoke && run->outcome.listing == NULL) {
+        refused(run);
+        return;
+    }
+    e2b_prepare_proven(run);
     bool listed = e2b_outcome_judge(run);
     remove_env(run);
     if (!listed) {
@@ -125,6 +158,8 @@ static void lost(struct e2b_run *run, const char *why)
     free(run->why);
     run->why = mem_strdup(why);
     run->state = RUN_STOPPING;
+    e2b_prepare_cancel(run->prepare);
+    run->prepare = NULL;
     run->box->unsettled = true;
     run->box->prepared = false;
     run->look = e2b_call_start(
@@ -230,26 +265,23 @@ static void on_loss(void *data, const char *what)
     e2b_run_warn(data, "%s", what);
 }
 
-/* The settings of the run travel in a comment line; the hooks take it off before IPython
- * sees it. */
+/* The settings of the run travel in a line of its own; the hooks take it off before IPython sees
+ * it. */
 static char *code_of(struct e2b_run *run, size_t *len)
 {
-    size_t json_len;
     if (!run->python) {
         *len = run->code_len;
         return mem_dup(run->code, run->code_len);
     }
     json_t *settings = json_pack("{s:O,s:s}", "env", run->env, "output", E2B_OUTPUT);
-    char *json = jsonx_dump(settings, &json_len), *text = b64_encode(json, json_len);
-    char *line = mem_printf("#sandpiper:%s:%s\n", run->nonce, text);
+    text_uuid(run->nonce); /* nobody has seen it yet: only a refusal can name it */
+    char *line = e2b_guard_line(run->box, run->nonce, settings);
     size_t line_len = strlen(line);
     char *code = mem_realloc(line, line_len + run->code_len + 1);
     memcpy(code + line_len, run->code, run->code_len);
     code[line_len + run->code_len] = '\0';
     *len = line_len + run->code_len;
     json_decref(settings);
-    free(json);
-    free(text);
     return code;
 }
 
@@ -275,6 +307,7 @@ static void send_code(struct e2b_run *run)
 {
     size_t len;
     char *code = code_of(run, &len);
+    run->sent_prepared = run->box->prepared;
     send_cell(run, code, len, on_line, on_done);
     free(code);
     e2b_ttl_cover(run->box, run->settings, run->timeout_ms); /* beside it */
@@ -304,6 +337,7 @@ static void on_env_set(void *data, const struct e2b_exec_end *end)
 void e2b_code_send(struct e2b_run *run)
 {
     run->state = RUN_SENDING;
+    run->awaits_hooks = false;
     if (run->python || json_object_size(run->env) == 0) {
         send_code(run);
         return;
@@ -346,7 +380,9 @@ static void on_stopped(void *data, enum e2b_settled how)
 void e2b_code_stop(struct e2b_run *run)
 {
     if (run->state == RUN_LISTING || run->state == RUN_STOPPING)
-        return;              /* its end is near already */
+        return; /* its end is near already */
+    e2b_prepare_cancel(run->prepare);
+    run->prepare = NULL;
     if (run->exec == NULL) { /* nothing of it has been sent, or all was refused */
         end_by(run, DRIVER_END_INTERRUPTED, 130,
                mem_strdup("The code was stopped before the sandbox had it."));

@@ -5,6 +5,7 @@
 #include "common/text.h"
 #include "worker/drivers/e2b_run.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,10 +71,36 @@ static void on_error(struct e2b_run *run, const json_t *line)
     buf_fini(&clean);
 }
 
+/* Does the text name our line as a magic that the kernel does not know? The nonce was made for this
+ * one request, so before its code has run nobody else can say it. */
+static bool names_line(const struct e2b_run *run, const char *text)
+{
+    char name[60];
+    snprintf(name, sizeof name, "%%sandpiper-%s", run->nonce);
+    return strstr(text, name) != NULL;
+}
+
+/* A refusal is the first that is heard, and nothing but it comes. */
+static bool is_refusal(struct e2b_run *run, const char *type, const json_t *line)
+{
+    struct e2b_outcome *o = &run->outcome;
+    bool says = strcmp(type, "stderr") == 0 || strcmp(type, "error") == 0;
+    if (!run->python || o->spoke ||
+        (!says && strcmp(type, "stdout") != 0 && strcmp(type, "result") != 0))
+        return false;
+    if (says && !o->refused)
+        o->refused = names_line(run, jsonx_get_str(line, "text", "")) ||
+                     names_line(run, jsonx_get_str(line, "value", ""));
+    o->spoke = !says || !o->refused;
+    return o->refused && says;
+}
+
 void e2b_outcome_line(struct e2b_run *run, const json_t *line)
 {
     const char *type = jsonx_get_str(line, "type", "");
     bool is_stdout = strcmp(type, "stdout") == 0;
+    if (is_refusal(run, type, line))
+        return;
     if (is_stdout || strcmp(type, "stderr") == 0) {
         const json_t *text = json_object_get(line, "text");
         if (json_string_length(text) > 0)
@@ -158,16 +185,10 @@ static void judge_code(struct e2b_run *run)
 bool e2b_outcome_judge(struct e2b_run *run)
 {
     bool listed = run->outcome.listing != NULL;
-    if (run->python && !listed)
-        run->box->prepared = false; /* its hooks are gone */
+    if (run->python)
+        run->box->prepared = listed; /* else its hooks are gone */
     if (judge_loss(run))
         return listed;
     judge_code(run);
-    if (run->python && !listed && run->outcome.anew) {
-        run->end.state_lost = "kernel_died";
-        e2b_run_warn(run,
-                     "the interpreter had started anew before this run: earlier state was gone, "
-                     "and the run's env was not set");
-    }
     return listed;
 }

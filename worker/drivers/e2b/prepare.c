@@ -38,6 +38,7 @@ struct e2b_prepare {
     ev_timer timer;
     void (*step)(struct e2b_prepare *p);
     int tries;
+    bool beside;       /* only the hooks are left, and the run goes on without waiting for them */
     bool hooks_failed; /* its cell raised */
     bool killed;       /* a run that did not end was killed */
 };
@@ -45,6 +46,8 @@ struct e2b_prepare {
 static void prepare_free(struct e2b_prepare *p)
 {
     ev_timer_stop(p->run->e2b->host->loop, &p->timer);
+    if (p->hooks != NULL)
+        p->run->box->unsettled = true; /* closing its connection interrupts what runs */
     e2b_exec_cancel(p->hooks);
     e2b_settle_cancel(p->settle);
     if (p->context != NULL)
@@ -64,6 +67,18 @@ void e2b_prepare_cancel(struct e2b_prepare *p)
         prepare_free(p);
 }
 
+/* The run went on without waiting: its code's own answer tells how things are, or it was refused
+ * and now needs the hooks as if nothing had been tried. Nothing here may touch a kernel that
+ * perhaps runs the code. */
+static void leave(struct e2b_prepare *p)
+{
+    struct e2b_run *run = p->run;
+    run->prepare = NULL;
+    prepare_free(p);
+    if (run->awaits_hooks)
+        e2b_prepare_start(run);
+}
+
 static void renew(struct e2b_prepare *p, const char *why)
 {
     e2b_run_renew(p->run, why); /* cancels us */
@@ -80,12 +95,28 @@ static void one_done(struct e2b_prepare *p)
     struct e2b_run *run = p->run;
     if (--p->pending > 0)
         return;
+    bool waited_for = !p->beside || run->awaits_hooks;
     run->box->fresh = false;
+    run->uploaded = true;
     run->prepare = NULL;
     if (p->killed)
         run->state_lost = "killed_after_timeout";
     prepare_free(p);
-    e2b_run_prepared(run);
+    if (waited_for)
+        e2b_run_prepared(run);
+}
+
+void e2b_prepare_proven(struct e2b_run *run)
+{
+    struct e2b_prepare *p = run->prepare;
+    if (p == NULL)
+        return;
+    run->box->prepared = true;
+    run->box->unsettled = run->box->restarted = false;
+    e2b_exec_cancel(p->hooks);
+    p->hooks = NULL;
+    e2b_prepare_cancel(p);
+    run->prepare = NULL;
 }
 
 static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
@@ -143,7 +174,9 @@ static void hooks_too_late(struct e2b_prepare *p)
     e2b_exec_cancel(p->hooks);
     p->hooks = NULL;
     p->run->box->unsettled = true;
-    if (++p->tries >= TRIES_MAX)
+    if (p->beside)
+        leave(p);
+    else if (++p->tries >= TRIES_MAX)
         fail(p, DRIVER_END_NO_SANDBOX, "The sandbox's interpreter could not be made ready",
              "it does not answer");
     else
@@ -174,6 +207,8 @@ static void on_hooks_done(void *data, const struct e2b_exec_end *end)
         box->prepared = true;
         box->unsettled = box->restarted = false;
         one_done(p);
+    } else if (p->beside) {
+        leave(p);
     } else if (end->result == EXEC_GONE) {
         renew(p, "the sandbox is gone");
     } else if (end->result == EXEC_FULL || end->result == EXEC_DENIED) {
@@ -193,7 +228,9 @@ static void send_hooks(struct e2b_prepare *p)
 {
     struct e2b_run *run = p->run;
     /* After a restart the kernel is in Jupyter's folder. */
-    char *cell = mem_printf("%s%s", embedded_prepare_py, run->box->restarted ? HOME_CELL : "");
+    char *key = e2b_guard_key_line(run->box);
+    char *cell =
+        mem_printf("%s%s%s", key, embedded_prepare_py, run->box->restarted ? HOME_CELL : "");
     p->hooks = e2b_exec_start(run->box, &(struct e2b_exec_options){
                                             .code = cell,
                                             .code_len = strlen(cell),
@@ -205,6 +242,7 @@ static void send_hooks(struct e2b_prepare *p)
                                             .data = p,
                                         });
     free(cell);
+    free(key);
     later(p, HOOKS_LIMIT_MS, hooks_too_late);
 }
 
@@ -366,7 +404,7 @@ static void on_uploaded(void *data, enum e2b_file_result result, const char *mes
 static void upload_inputs(struct e2b_prepare *p)
 {
     struct e2b_run *run = p->run;
-    if (run->input_count == 0)
+    if (run->input_count == 0 || run->uploaded)
         return;
     p->inputs = mem_alloc(run->input_count * sizeof *p->inputs);
     for (size_t i = 0; i < run->input_count; i++) {
@@ -433,5 +471,13 @@ void e2b_prepare_start(struct e2b_run *run)
             ask_contexts(p);
         }
     }
+    /* A sandbox that was found running takes the hooks and the code in one wave. A new one may not
+     * work at all, and in one that was paused an old run may go on: that must show before the job
+     * counts as run. */
+    p->beside =
+        p->hooks != NULL && p->pending == 2 && run->reused && !run->resumed && !run->delivered;
+    bool beside = p->beside;
     one_done(p);
+    if (beside)
+        e2b_run_prepared(run);
 }

@@ -168,6 +168,7 @@ static void drop_box(struct e2b_run *run)
     e2b_box_forget(run->box);
     e2b_box_unref(run->box);
     run->box = NULL;
+    run->uploaded = false;
 }
 
 void e2b_run_renew(struct e2b_run *run, const char *why)
@@ -193,7 +194,6 @@ void e2b_run_renew(struct e2b_run *run, const char *why)
 
 void e2b_run_prepared(struct e2b_run *run)
 {
-    run->prepare = NULL;
     if (run->delivered) { /* a sandbox in place of one that was lost before the code got there */
         run->state = RUN_SENDING;
         e2b_code_send(run);

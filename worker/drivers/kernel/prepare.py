@@ -1,6 +1,8 @@
 # sandpiper:prepare - the cell run once in each kernel: settings of a run travel in a comment line before its code.
 #
-# A run's code comes as "#sandpiper:<nonce>:<base64 of JSON>\n" + the user's code; the JSON has
+# A run's code comes as "#sandpiper:<nonce>:<base64 of JSON>\n" + the user's code, or, where nobody can be sure
+# that the kernel is prepared, as "%%sandpiper-<nonce> <key's name> <base64 of the sealed JSON>\n" + the code: a
+# kernel without these hooks and this key knows no such cell magic, says so, and runs nothing. The JSON has
 # {"env": {name: value}, "output": folder}. What this cell installs
 #   - takes that line off before IPython looks at the code, and keeps it out of the history;
 #   - sets the env and empties the output folder before the code runs;
@@ -18,6 +20,7 @@ def _sandpiper_prepare():
     import asyncio
     import base64
     import codecs
+    import hashlib
     import io
     import json
     import os
@@ -32,11 +35,12 @@ def _sandpiper_prepare():
     from IPython.core.autocall import IPyAutocall
     from IPython import get_ipython
 
-    MARK = "#sandpiper:"
+    MARK, GUARD = "#sandpiper:", "%%sandpiper-"
     MIME = "application/vnd.sandpiper.files+json"
     MAX_FILES, MAX_SKIPPED, MAX_DEPTH, MAX_VISITS = 10000, 20, 16, 40000
     MAX_MESSAGE = 48 << 20
     MAX_PENDING = 256 << 10
+    MAX_KEYS = 64
 
     shell = get_ipython()
     kernel = shell.kernel
@@ -45,21 +49,45 @@ def _sandpiper_prepare():
 
     def split(code):
         """The settings line and the user's code; ("", code) when there is none."""
-        if not isinstance(code, str) or not code.startswith(MARK):
+        if not isinstance(code, str) or not code.startswith((MARK, GUARD)):
             return "", code
         line, _, rest = code.partition("\n")
         return line, rest
 
+    keys = {}  # name: key; each worker process that prepares the kernel brings its own
+
+    def unseal(key, nonce, data):
+        blocks = range(len(data) // 32 + 1)
+        stream = b"".join([hashlib.sha256(("%s:%s:%d" % (key, nonce, i)).encode()).digest() for i in blocks])
+        whole = int.from_bytes(data, "big") ^ int.from_bytes(stream[:len(data)], "big")
+        return whole.to_bytes(len(data), "big")
+
+    def sealed(line):
+        """(nonce, key's name, text) of a guard line."""
+        nonce, _, rest = line[len(GUARD):].strip().partition(" ")
+        name, _, text = rest.partition(" ")
+        return nonce, name, text
+
     def parse(line):
         try:
-            nonce, _, text = line[len(MARK):].partition(":")
-            settings = json.loads(base64.b64decode(text))
+            if line.startswith(GUARD):
+                nonce, name, text = sealed(line)
+                data = unseal(keys[name], nonce, base64.b64decode(text))
+            else:
+                nonce, _, text = line[len(MARK):].partition(":")
+                data = base64.b64decode(text)
+            settings = json.loads(data)
             return nonce, dict(settings.get("env") or {}), settings.get("output")
         except Exception:
             return None
 
+    def serves(line):
+        """Can this kernel give the run what its line asks for? Else the line stays, and nothing is run."""
+        return sealed(line)[1] in keys and begin in shell.events.callbacks["pre_run_cell"]
+
     def take_line_off(lines):
-        if lines and lines[0].startswith(MARK):
+        if lines and (lines[0].startswith(MARK) or lines[0].startswith(GUARD) and serves(lines[0])):
+            Run.taken = lines[0].rstrip("\n")
             return lines[1:]
         return lines
 
@@ -139,6 +167,7 @@ def _sandpiper_prepare():
         """The marked run under way; there is one at most."""
 
         info = None
+        taken = None  # its settings line, once the transformer has seen it
         nonce = ""
         output = None
         saved = {}
@@ -185,7 +214,8 @@ def _sandpiper_prepare():
         info.raw_cell = code
         forget_parents()
         forget_callers()
-        if settings is None:
+        taken, Run.taken = Run.taken, None
+        if settings is None or taken != line:
             return
         Run.info, Run.nonce, Run.output = info, settings[0], settings[2]
         Run.saved = {name: os.environ.get(name) for name in settings[1]}
@@ -257,22 +287,25 @@ def _sandpiper_prepare():
         store_inputs._sandpiper = original
         history.store_inputs = store_inputs
 
+        def is_ours(text):
+            """This cell, or a run that was refused before it."""
+            return "sandpiper:prepare" in text[:200] or GUARD in text[:60] or "('sandpiper-" in text[:60]
+
         def blank(texts):
-            if texts and "sandpiper:prepare" in texts[-1][:200]:
-                texts[-1] = ""
+            texts[:] = ["" if is_ours(text) else text for text in texts]
 
         blank(history.input_hist_raw)
         blank(history.input_hist_parsed)
         with history.db_input_cache_lock:
             history.db_input_cache[:] = [
-                row for row in history.db_input_cache if "sandpiper:prepare" not in row[2][:200]
+                row for row in history.db_input_cache if not is_ours(row[2])
             ]
         for name in ("_i00", "_i", "_ii", "_iii"):
-            if "sandpiper:prepare" in getattr(history, name)[:200]:
+            if is_ours(getattr(history, name)):
                 setattr(history, name, "")
         for name in [name for name in shell.user_ns if name.startswith("_i")]:
             value = shell.user_ns[name]
-            if isinstance(value, str) and "sandpiper:prepare" in value[:200]:
+            if isinstance(value, str) and is_ours(value):
                 shell.user_ns[name] = ""
 
     def clean_logger(logger):
@@ -509,8 +542,15 @@ def _sandpiper_prepare():
 
     def install():
         transforms = shell.input_transformer_manager.cleanup_transforms
-        transforms[:] = [t for t in transforms if not hasattr(t, "_sandpiper")]
-        take_line_off._sandpiper = True
+        for before in [t for t in transforms if hasattr(t, "_sandpiper")]:
+            keys.update(before._sandpiper)
+            transforms.remove(before)
+        key = shell.user_ns.pop("_sandpiper_key", None)  # (name, key), from the line before this cell's
+        if key is not None:
+            keys[key[0]] = key[1]
+        for name in list(keys)[:-MAX_KEYS]:
+            del keys[name]
+        take_line_off._sandpiper = keys
         transforms.insert(0, take_line_off)
         for event, function in (("pre_run_cell", begin), ("post_run_cell", finish)):
             callbacks = shell.events.callbacks[event]
@@ -533,8 +573,8 @@ def _sandpiper_prepare():
     wake_on_signals()
 
 
-type(_sandpiper_prepare)(
+__import__("types").FunctionType(
     _sandpiper_prepare.__code__,
-    {"__name__": "sandpiper_kernel", "__builtins__": dict(vars(__import__("builtins")))},
+    {"__name__": "sandpiper_kernel", "__builtins__": {**__import__("builtins").__dict__}},
 )()
 del _sandpiper_prepare
