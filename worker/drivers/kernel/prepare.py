@@ -195,7 +195,7 @@ def _sandpiper_prepare():
         frame = sys._getframe(2)
         while frame is not None:
             mine = frame.f_locals
-            marked = [name for name, value in mine.items() if isinstance(value, str) and value.startswith(MARK)]
+            marked = [name for name, value in mine.items() if isinstance(value, str) and split(value)[0]]
             for name in marked:
                 mine[name] = split(mine[name])[1]
             if marked and sys.version_info < (3, 13):  # there f_locals is a copy, to be written back
@@ -206,7 +206,8 @@ def _sandpiper_prepare():
 
     def begin(info):
         line, code = split(info.raw_cell)
-        if not line:
+        taken, Run.taken = Run.taken, None
+        if not line or (line.startswith(GUARD) and taken != line):  # nothing of it runs
             return
         if Run.info is not None:
             restore_env()
@@ -214,8 +215,7 @@ def _sandpiper_prepare():
         info.raw_cell = code
         forget_parents()
         forget_callers()
-        taken, Run.taken = Run.taken, None
-        if settings is None or taken != line:
+        if settings is None:
             return
         Run.info, Run.nonce, Run.output = info, settings[0], settings[2]
         Run.saved = {name: os.environ.get(name) for name in settings[1]}
