@@ -58,10 +58,13 @@ int buf_append_str(struct buf *b, const char *text)
 
 int buf_printf(struct buf *b, const char *fmt, ...)
 {
+    char small[256]; /* most texts are: formatted once then */
     va_list args;
     va_start(args, fmt);
-    int len = vsnprintf(NULL, 0, fmt, args);
+    int len = vsnprintf(small, sizeof(small), fmt, args);
     va_end(args);
+    if (len >= 0 && (size_t)len < sizeof(small))
+        return buf_append(b, small, (size_t)len);
     if (len < 0 || buf_reserve(b, (size_t)len))
         return -1;
     va_start(args, fmt);

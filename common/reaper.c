@@ -13,7 +13,11 @@ struct reaper_entry {
     void *arg;
 };
 
+#define SPARE_ENTRIES 1024 /* kept for the next turns, a few for each job that runs */
+
 static struct {
+    struct reaper_entry *spare;
+    size_t spare_count;
     struct ev_loop *loop; /* NULL before reaper_init and after reaper_fini */
     struct ev_prepare prepare;
     struct reaper_entry *head, *tail; /* in the order of reaper_defer */
@@ -41,7 +45,13 @@ static void reaper_run(void)
         if (!reaper.head)
             reaper.tail = NULL;
         entry->fn(entry->arg);
-        free(entry);
+        if (reaper.spare_count < SPARE_ENTRIES) {
+            entry->next = reaper.spare;
+            reaper.spare = entry;
+            reaper.spare_count++;
+        } else {
+            free(entry);
+        }
     }
     reaper_hold();
 }
@@ -68,9 +78,14 @@ void reaper_init(struct ev_loop *loop)
 
 void reaper_defer(void (*fn)(void *arg), void *arg)
 {
-    struct reaper_entry *entry = mem_alloc(sizeof(*entry));
-    entry->fn = fn;
-    entry->arg = arg;
+    struct reaper_entry *entry = reaper.spare;
+    if (entry) {
+        reaper.spare = entry->next;
+        reaper.spare_count--;
+    } else {
+        entry = mem_alloc(sizeof(*entry));
+    }
+    *entry = (struct reaper_entry){NULL, fn, arg};
     if (reaper.tail)
         reaper.tail->next = entry;
     else
@@ -82,6 +97,11 @@ void reaper_defer(void (*fn)(void *arg), void *arg)
 void reaper_fini(void)
 {
     reaper_run();
+    for (struct reaper_entry *next; reaper.spare; reaper.spare = next) {
+        next = reaper.spare->next;
+        free(reaper.spare);
+    }
+    reaper.spare_count = 0;
     if (!reaper.loop)
         return;
     ev_ref(reaper.loop);

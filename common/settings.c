@@ -37,6 +37,8 @@ __attribute__((format(printf, 2, 3))) static int fail(const struct reason *reaso
     return -1;
 }
 
+static void forget_overlay(struct settings *s);
+
 static void secret_free(char *text)
 {
     if (text)
@@ -289,25 +291,78 @@ static int overlay_field(struct settings *s, const char *name, const char *given
     return 0;
 }
 
-struct settings *settings_overlay(const struct settings *base, const char *const *fields,
-                                  size_t count, char *err, size_t err_size)
+static bool has_file(const struct settings *s, enum setting id)
+{
+    return s->values[id].file && settings_row(id)->source == SETTING_SOURCE_RUNTIME;
+}
+
+static struct settings *overlay(const struct settings *base, const char *const *fields,
+                                size_t count, const struct reason *reason)
 {
     struct settings *s = settings_copy(base);
-    struct reason reason = {err, err_size};
     int rc = 0;
 
     for (size_t i = 0; i < count && rc == 0; i++)
-        rc = overlay_field(s, fields[2 * i], fields[2 * i + 1], &reason);
+        rc = overlay_field(s, fields[2 * i], fields[2 * i + 1], reason);
     /* A file has the last word, and is read again: rotated secrets need no restart. */
     for (int id = 0; id < SETTING_COUNT && rc == 0; id++)
-        if (s->values[id].file && settings_row((enum setting)id)->source == SETTING_SOURCE_RUNTIME)
-            rc = set_from_file(s, (enum setting)id, s->values[id].file, &reason);
+        if (has_file(s, (enum setting)id))
+            rc = set_from_file(s, (enum setting)id, s->values[id].file, reason);
     if (rc == 0)
-        rc = check_together(s, &reason);
+        rc = check_together(s, reason);
     if (rc == 0)
         return s;
     settings_free(s);
     return NULL;
+}
+
+static void forget_overlay(struct settings *s)
+{
+    settings_free(s->overlaid);
+    for (size_t i = 0; i < s->field_count * 2; i++)
+        secret_free(s->fields[i]);
+    free(s->fields);
+    s->overlaid = NULL;
+    s->fields = NULL;
+    s->field_count = 0;
+}
+
+static void keep_overlay(struct settings *base, struct settings *overlaid,
+                         const char *const *fields, size_t count)
+{
+    forget_overlay(base);
+    base->fields = mem_alloc((count * 2 + 1) * sizeof(*base->fields));
+    for (size_t i = 0; i < count * 2; i++)
+        base->fields[i] = mem_strdup(fields[i]);
+    base->field_count = count;
+    base->overlaid = settings_ref(overlaid);
+}
+
+static bool is_kept(const struct settings *base, const char *const *fields, size_t count)
+{
+    bool same = base->overlaid && count == base->field_count;
+
+    for (size_t i = 0; same && i < count * 2; i++)
+        same = strcmp(fields[i], base->fields[i]) == 0;
+    return same;
+}
+
+struct settings *settings_overlay(struct settings *base, const char *const *fields, size_t count,
+                                  char *err, size_t err_size)
+{
+    struct reason reason = {err, err_size};
+    bool files = false;
+
+    for (int id = 0; id < SETTING_COUNT; id++)
+        files = files || base->values[id].file;
+    if (!files && count == 0)
+        return settings_ref(base);
+    if (!files && is_kept(base, fields, count))
+        return settings_ref(base->overlaid);
+    struct settings *s = overlay(base, fields, count, &reason);
+    if (s && !files)
+        keep_overlay(base, s, fields, count);
+    return s;
 }
 
 struct settings *settings_ref(struct settings *s)
@@ -320,6 +375,7 @@ void settings_free(struct settings *s)
 {
     if (!s || --s->references > 0)
         return;
+    forget_overlay(s);
     for (int id = 0; id < SETTING_COUNT; id++) {
         secret_free(s->values[id].text);
         free(s->values[id].file);

@@ -165,19 +165,61 @@ int text_strip_ansi(const char *text, size_t len, struct buf *out)
     return buf_append(out, text + copied, len - copied);
 }
 
+size_t text_from_int(char out[24], long long value)
+{
+    char backwards[24];
+    size_t count = 0, len = 0;
+    unsigned long long rest =
+        value < 0 ? 0ULL - (unsigned long long)value : (unsigned long long)value;
+
+    do
+        backwards[count++] = (char)('0' + rest % 10);
+    while ((rest /= 10) > 0);
+    if (value < 0)
+        out[len++] = '-';
+    while (count > 0)
+        out[len++] = backwards[--count];
+    out[len] = '\0';
+    return len;
+}
+
+/* Random bytes, asked of the kernel a page at a time; each is given out once. */
+static void random_bytes(unsigned char *out, size_t len)
+{
+    static unsigned char pool[4096];
+    static size_t left;
+
+    if (left < len) {
+        /* Up to 256 bytes at a time come whole once the kernel's pool is ready. */
+        for (size_t at = 0; at < sizeof(pool);) {
+            ssize_t got = getrandom(pool + at, 256, 0);
+            if (got > 0)
+                at += (size_t)got - (size_t)got % 256;
+            else if (errno != EINTR)
+                abort();
+        }
+        left = sizeof(pool);
+    }
+    left -= len;
+    memcpy(out, pool + left, len);
+    memset(pool + left, 0, len);
+}
+
 void text_uuid(char out[37])
 {
+    static const char digits[] = "0123456789abcdef";
     unsigned char b[16];
 
-    /* Up to 256 bytes are whole once the pool is ready; a signal interrupts only before that. */
-    while (getrandom(b, sizeof(b), 0) != (ssize_t)sizeof(b))
-        if (errno != EINTR)
-            abort();
+    random_bytes(b, sizeof(b));
     b[6] = (unsigned char)((b[6] & 0x0f) | 0x40);
     b[8] = (unsigned char)((b[8] & 0x3f) | 0x80);
-    snprintf(out, 37, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
-             b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
-             b[14], b[15]);
+    for (int i = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            *out++ = '-';
+        *out++ = digits[b[i] >> 4];
+        *out++ = digits[b[i] & 15];
+    }
+    *out = '\0';
 }
 
 static long long clock_ms(clockid_t id)

@@ -202,7 +202,9 @@ static void take_messages(struct ending *e)
         e->fresh = fresh;
         e->taken = true;
     }
-    e->messages = mem_realloc(e->messages, (e->message_count + count + 1) * sizeof *e->messages);
+    if (count == 0)
+        return;
+    e->messages = mem_realloc(e->messages, (e->message_count + count) * sizeof *e->messages);
     memcpy(e->messages + e->message_count, more, count * sizeof *more);
     e->message_count += count;
     free(more);

@@ -374,9 +374,11 @@ struct inputs *inputs_start(struct queue *q, struct http *http, struct job *job,
     struct inputs *in = mem_alloc(sizeof *in);
     *in = (struct inputs){
         .q = q, .http = http, .job = job, .settings = settings, .cb = done, .data = data};
-    in->items = mem_alloc((job->file_count + 1) * sizeof *in->items);
-    in->list = mem_alloc((job->file_count + 1) * sizeof *in->list);
     in->count = job->file_count;
+    if (in->count > 0) {
+        in->items = mem_alloc(in->count * sizeof *in->items);
+        in->list = mem_alloc(in->count * sizeof *in->list);
+    }
     ev_timer_init(&in->secrets_retry, on_secrets_retry, 0, 0);
     in->secrets_retry.data = in;
     for (size_t i = 0; i < in->count; i++) {

@@ -29,6 +29,8 @@ bool job_id_is_key_ending(const char *id)
 
 static void warn(struct job *job, char *text)
 {
+    if (job->warnings == NULL)
+        job->warnings = json_array();
     if (json_array_size(job->warnings) < WARNINGS_MAX)
         json_array_append_new(job->warnings, jsonx_string(text, strlen(text)));
     free(text);
@@ -390,7 +392,7 @@ static char *take_secrets_key(struct job *job, const char *queue_prefix)
 char *job_parse(struct job *job, const struct claimed_job *claimed, const struct jobopts *opts,
                 const char *queue_prefix, const struct settings *settings)
 {
-    *job = (struct job){.reply = true, .env = json_object(), .warnings = json_array()};
+    *job = (struct job){.reply = true, .env = json_object()};
     job->timeout_ms = TIMEOUT_MAX_MS;
     if (job_id_is_key_ending(claimed->id.data)) {
         job->reply = false;

@@ -257,7 +257,7 @@ static void item_done(struct outputs *s, json_t *where)
                              mime_from_filename(s->name), "size", (json_int_t)s->size);
     json_object_update(file, where);
     json_decref(where);
-    json_array_append(s->o.result->files, file);
+    result_add_file(s->o.result, json_incref(file));
     reply_message(s->o.reply, "file", json_pack("{s:o}", "file", file), true);
     if (is_chart(s))
         link_chart(s);

@@ -30,7 +30,7 @@ struct reply {
     struct reply_options o;
     reply_fenced_fn fenced;
     void *data;
-    char *head; /* {"v":1,"jobId":...,"executionId":...,"seq": */
+    char *head; /* made by head_of: {"v":1,"jobId":...,"executionId":...,"seq": */
     struct message *first, *last;
     size_t pending_bytes;
     long long next_seq; /* of the next message to be numbered */
@@ -101,6 +101,20 @@ static void on_beat(redisReply *reply, void *data)
         restart_heartbeat(r);
 }
 
+/* What every message begins with. Made on first need: a job without replies has none. */
+static const char *head_of(struct reply *r)
+{
+    if (r->head != NULL)
+        return r->head;
+    json_t *id = jsonx_string(r->o.job->id.data, r->o.job->id.len);
+    char *id_text = jsonx_dump(id, NULL);
+    r->head = mem_printf("{\"v\":1,\"jobId\":%s,\"executionId\":\"%s\",\"seq\":", id_text,
+                         r->o.execution_id);
+    free(id_text);
+    json_decref(id);
+    return r->head;
+}
+
 static void add_reply_key(struct queue_call *call, const struct claimed_job *job)
 {
     struct str suffix = {mem_alloc(job->id.len + 7), job->id.len + 6};
@@ -132,7 +146,7 @@ static void on_heartbeat(struct ev_loop *loop, struct ev_timer *w, int revents)
     struct reply *r = w->data;
     if (r->beat != NULL || r->is_fenced || r->call != NULL)
         return;
-    char *text = mem_printf("%s%lld,\"type\":\"heartbeat\"}", r->head, r->next_seq - 1);
+    char *text = mem_printf("%s%lld,\"type\":\"heartbeat\"}", head_of(r), r->next_seq - 1);
     r->beat = start_call(r, "", 0);
     queue_call_str(r->beat, text);
     free(text);
@@ -146,12 +160,6 @@ struct reply *reply_new(const struct reply_options *options, reply_fenced_fn fen
     r->fenced = fenced;
     r->data = data;
     r->next_seq = options->job->last_seq + 1;
-    json_t *id = jsonx_string(options->job->id.data, options->job->id.len);
-    char *id_text = jsonx_dump(id, NULL);
-    r->head = mem_printf("{\"v\":1,\"jobId\":%s,\"executionId\":\"%s\",\"seq\":", id_text,
-                         options->execution_id);
-    free(id_text);
-    json_decref(id);
     ev_timer_init(&r->timer, on_timer, 0, 0);
     ev_timer_init(&r->heartbeat, on_heartbeat, 0, 0);
     r->timer.data = r->heartbeat.data = r;
@@ -189,7 +197,7 @@ static struct str number_first(struct reply *r)
     struct message *m = r->first;
     struct buf text;
     buf_init(&text, MESSAGE_MAX);
-    int rc = buf_printf(&text, "%s%lld,", r->head, r->next_seq++);
+    int rc = buf_printf(&text, "%s%lld,", head_of(r), r->next_seq++);
     if (m->stream >= 0) {
         rc |= buf_printf(
             &text, "\"type\":\"%s\",\"text\":", m->stream == DRIVER_STDOUT ? "stdout" : "stderr");
@@ -356,11 +364,12 @@ void reply_started(struct reply *r, int attempt, const struct driver_ready *read
                    void (*acked)(void *data))
 {
     r->settling = true; /* so that the message waits for the call below */
-    reply_message(r, "started",
-                  json_pack("{s:i,s:{s:b,s:b,s:s?}}", "attempt", attempt, "sandbox", "reused",
-                            ready->reused, "resumed", ready->resumed, "stateLost",
-                            ready->state_lost),
-                  true);
+    if (r->o.enabled)
+        reply_message(r, "started",
+                      json_pack("{s:i,s:{s:b,s:b,s:s?}}", "attempt", attempt, "sandbox", "reused",
+                                ready->reused, "resumed", ready->resumed, "stateLost",
+                                ready->state_lost),
+                      true);
     r->settling = false;
     if (r->first == NULL && !mark) {
         acked(r->data);
@@ -390,7 +399,7 @@ struct str *reply_take(struct reply *r, size_t *count, long long *first_seq, boo
     size_t n = 0;
     for (struct message *m = r->first; m != NULL; m = m->next)
         n++;
-    struct str *messages = mem_alloc((n + 1) * sizeof *messages);
+    struct str *messages = n > 0 ? mem_alloc(n * sizeof *messages) : NULL;
     *count = n;
     *first_seq = r->next_seq;
     *fresh = !r->wrote && r->o.job->last_seq == 0;
@@ -436,7 +445,7 @@ void reply_say_removed(struct reply *r)
         r->o.enabled && r->stored > 0
             ? mem_printf("%s%lld,\"type\":\"done\",\"state\":\"failed\",\"reason\":\"removed\","
                          "\"error\":\"The job was removed from the queue while it ran.\"}",
-                         r->head, r->stored + 1)
+                         head_of(r), r->stored + 1)
             : mem_strdup("");
     queue_call_str(call, text);
     free(text);

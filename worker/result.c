@@ -2,11 +2,14 @@
  * in Redis twice. */
 #include "worker/result.h"
 
+#include "common/buf.h"
 #include "common/jsonx.h"
 #include "common/mem.h"
+#include "common/text.h"
 #include "common/utf8.h"
 
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,9 +32,6 @@ void result_init(struct result *r, const char *execution_id, const char *languag
         .execution_id = execution_id, .language = language, .exit_code = OUTCOME_NO_EXIT_CODE};
     capture_init(&r->out, 2 * STREAM_BYTES);
     capture_init(&r->err, 2 * STREAM_BYTES);
-    r->results = json_array();
-    r->files = json_array();
-    r->warnings = json_array();
 }
 
 void result_fini(struct result *r)
@@ -47,6 +47,19 @@ void result_fini(struct result *r)
     free(r->traceback);
     free(r->state_lost);
     memset(r, 0, sizeof *r);
+}
+
+/* Appends to a list that is made on first need: most runs have nothing for it. */
+static void list_append_new(json_t **list, json_t *value)
+{
+    if (*list == NULL)
+        *list = json_array();
+    json_array_append_new(*list, value);
+}
+
+void result_add_file(struct result *r, json_t *file)
+{
+    list_append_new(&r->files, file);
 }
 
 json_t *result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs)
@@ -78,7 +91,7 @@ json_t *result_add_bundle(struct result *r, const json_t *bundle, bool is_main, 
     if (json_object_size(omitted) > 0)
         json_object_set(entry, "omitted", omitted);
     json_decref(omitted);
-    json_array_append_new(r->results, entry);
+    list_append_new(&r->results, entry);
     return entry;
 }
 
@@ -91,7 +104,7 @@ void result_warn(struct result *r, const char *fmt, ...)
     va_end(ap);
     size_t len = utf8_cut(text, strlen(text), WARNING_BYTES);
     if (json_array_size(r->warnings) < WARNINGS_MAX)
-        json_array_append_new(r->warnings, jsonx_string(text, len));
+        list_append_new(&r->warnings, jsonx_string(text, len));
 }
 
 static void replace(char **slot, const char *text)
@@ -127,122 +140,201 @@ int result_exit_code(const struct result *r, enum outcome outcome)
     return code == OUTCOME_EXIT_FROM_CODE ? (r->exit_code > 0 ? r->exit_code : 1) : code;
 }
 
-static json_t *cut_string(const char *text, size_t max)
+/* ---- the text ---- */
+
+static void put(struct buf *out, const char *text)
 {
-    if (text == NULL)
-        return json_null();
+    if (buf_append_str(out, text) != 0)
+        abort();
+}
+
+static void put_number(struct buf *out, const char *before, long long value)
+{
+    char digits[24];
+    put(out, before);
+    if (buf_append(out, digits, text_from_int(digits, value)) != 0)
+        abort();
+}
+
+static void put_string(struct buf *out, const char *text, size_t len)
+{
+    struct buf repaired;
+    buf_init(&repaired, SIZE_MAX / 4);
+    int rc;
+    if (utf8_valid(text, len))
+        rc = jsonx_quote(out, text, len);
+    else
+        rc = utf8_repair(text, len, &repaired) != 0 ||
+             jsonx_quote(out, repaired.data, repaired.len) != 0;
+    buf_fini(&repaired);
+    if (rc != 0)
+        abort();
+}
+
+static void put_cut(struct buf *out, const char *text, size_t max)
+{
     size_t len = strlen(text);
+    if (len <= max) {
+        put_string(out, text, len);
+        return;
+    }
     struct capture c;
     long long dropped;
     capture_init(&c, 2 * TRACEBACK_BYTES);
     capture_add(&c, text, len);
     char *cut = capture_text(&c, max, &len, &dropped);
-    json_t *s = jsonx_string(cut, len);
+    put_string(out, cut, len);
     free(cut);
     capture_fini(&c);
-    return s;
 }
 
-static json_t *stream(const struct capture *c, size_t max, json_t *truncated, const char *name)
+/* Returns how many bytes were left out. */
+static long long put_stream(struct buf *out, const struct capture *c, size_t max)
 {
-    size_t len;
-    long long dropped;
-    char *text = capture_text(c, max, &len, &dropped);
-    json_t *s = jsonx_string(text, len);
+    size_t len = 0;
+    long long dropped = 0;
+    char *text = c->total > 0 ? capture_text(c, max, &len, &dropped) : NULL;
+    put_string(out, text != NULL ? text : "", len);
     free(text);
-    json_object_set_new(truncated, name, json_integer(dropped));
-    return s;
+    return dropped;
 }
 
-/* The first entries of an array whose text fits into max bytes. */
-static json_t *cut_array(const json_t *all, size_t max, const char *what, json_t *warnings)
+/* The first entries of an array whose text fits into max bytes; what is left out is noted. */
+static void put_array(struct buf *out, const json_t *all, size_t max, const char *what,
+                      json_t **notes)
 {
-    json_t *kept = json_array();
     size_t used = 0;
+    put(out, "[");
     for (size_t i = 0; i < json_array_size(all); i++) {
         size_t len = 0;
-        free(jsonx_dump(json_array_get(all, i), &len));
+        char *text = jsonx_dump(json_array_get(all, i), &len);
         used += len + 1;
-        if (used > max) {
+        if (used > max || text == NULL) {
             char note[80];
             snprintf(note, sizeof note, "%zu of %zu %s are only in the reply",
                      json_array_size(all) - i, json_array_size(all), what);
-            json_array_append_new(warnings, json_string(note));
+            list_append_new(notes, json_string(note));
+            free(text);
             break;
         }
-        json_array_append(kept, json_array_get(all, i));
+        put(out, i > 0 ? "," : "");
+        put(out, text);
+        free(text);
     }
-    return kept;
+    put(out, "]");
 }
 
 /* null when all went well; else a sentence, if need be one that only says the reason. */
-static json_t *error_of(const struct result *r, enum outcome outcome, size_t max)
+static void put_error(struct buf *out, const struct result *r, enum outcome outcome, size_t max)
 {
     char reason[80];
-    if (outcome == OUTCOME_OK)
-        return json_null();
+    put(out, ",\"error\":");
+    if (outcome == OUTCOME_OK) {
+        put(out, "null");
+        return;
+    }
     snprintf(reason, sizeof reason, "The run ended: %s.", outcome_row(outcome)->reason);
-    return cut_string(r->error != NULL ? r->error : reason, max);
+    put_cut(out, r->error != NULL ? r->error : reason, max);
 }
 
-static json_t *build(const struct result *r, enum outcome outcome, int scale)
+static void put_detail(struct buf *out, const struct result *r, int scale)
+{
+    put(out, ",\"errorDetail\":");
+    if (r->error_name == NULL) {
+        put(out, "null");
+        return;
+    }
+    put(out, "{\"name\":");
+    put_cut(out, r->error_name, 256);
+    put(out, ",\"value\":");
+    put_cut(out, r->error_value != NULL ? r->error_value : "", ERROR_BYTES >> (scale / 2));
+    put(out, ",\"traceback\":");
+    put_cut(out, r->traceback != NULL ? r->traceback : "", TRACEBACK_BYTES >> scale);
+    put(out, "}");
+}
+
+static void put_head(struct buf *out, const struct result *r, enum outcome outcome)
 {
     const struct outcome_row *row = outcome_row(outcome);
+    put(out, "{\"v\":1,\"executionId\":");
+    put_string(out, r->execution_id, strlen(r->execution_id));
+    put(out, ",\"state\":\"");
+    put(out, !row->completes ? "failed" : outcome == OUTCOME_OK ? "completed" : "error");
+    put(out, "\",\"reason\":\"");
+    put(out, row->reason);
+    put(out, "\",\"language\":");
+    put_cut(out, r->language, 64);
+}
+
+static void put_sandbox(struct buf *out, const struct result *r)
+{
+    put(out, ",\"sandbox\":{\"reused\":");
+    put(out, r->reused ? "true" : "false");
+    put(out, ",\"resumed\":");
+    put(out, r->resumed ? "true" : "false");
+    put(out, ",\"stateLost\":");
+    if (r->state_lost != NULL)
+        put_string(out, r->state_lost, strlen(r->state_lost));
+    else
+        put(out, "null");
+    put_number(out, "},\"timings\":{\"queuedMs\":", r->queued_ms);
+    put_number(out, ",\"sandboxMs\":", r->sandbox_ms);
+    put_number(out, ",\"runMs\":", r->run_ms);
+    put_number(out, ",\"filesMs\":", r->files_ms);
+    put(out, "}");
+}
+
+/* The notes of this text come after the warnings that are kept. */
+static void put_warnings(struct buf *out, const struct result *r, int scale, const json_t *notes)
+{
+    size_t kept = json_array_size(r->warnings) >> (scale / 2), all = kept + json_array_size(notes);
+    put(out, ",\"warnings\":[");
+    for (size_t i = 0; i < all; i++) {
+        const json_t *one =
+            i < kept ? json_array_get(r->warnings, i) : json_array_get(notes, i - kept);
+        put(out, i > 0 ? "," : "");
+        put_string(out, json_string_value(one), json_string_length(one));
+    }
+    put(out, "]}");
+}
+
+static void put_all(struct buf *out, const struct result *r, enum outcome outcome, int scale)
+{
     int exit_code = result_exit_code(r, outcome);
-    json_t *truncated = json_object(), *warnings = json_array();
-    for (size_t i = 0; i < json_array_size(r->warnings) >> (scale / 2); i++)
-        json_array_append(warnings, json_array_get(r->warnings, i));
-    json_t *o = json_object();
-    json_object_set_new(o, "v", json_integer(1));
-    json_object_set_new(o, "executionId", json_string(r->execution_id));
-    json_object_set_new(o, "state",
-                        json_string(!row->completes         ? "failed"
-                                    : outcome == OUTCOME_OK ? "completed"
-                                                            : "error"));
-    json_object_set_new(o, "reason", json_string(row->reason));
-    json_object_set_new(o, "language", cut_string(r->language, 64));
-    json_object_set_new(o, "stdout", stream(&r->out, STREAM_BYTES >> scale, truncated, "stdout"));
-    json_object_set_new(o, "stderr", stream(&r->err, STREAM_BYTES >> scale, truncated, "stderr"));
-    json_object_set_new(o, "exitCode",
-                        exit_code == OUTCOME_NO_EXIT_CODE ? json_null() : json_integer(exit_code));
-    json_object_set_new(o, "executionTimeMs", json_integer(r->run_ms));
-    json_object_set_new(o, "error", error_of(r, outcome, ERROR_BYTES >> (scale / 2)));
-    json_object_set_new(o, "errorDetail",
-                        r->error_name == NULL
-                            ? json_null()
-                            : json_pack("{s:o,s:o,s:o}", "name", cut_string(r->error_name, 256),
-                                        "value",
-                                        cut_string(r->error_value != NULL ? r->error_value : "",
-                                                   ERROR_BYTES >> (scale / 2)),
-                                        "traceback",
-                                        cut_string(r->traceback != NULL ? r->traceback : "",
-                                                   TRACEBACK_BYTES >> scale)));
-    json_object_set_new(o, "results",
-                        cut_array(r->results, RESULTS_BYTES >> scale, "results", warnings));
-    json_object_set_new(o, "files",
-                        cut_array(r->files, FILES_BYTES >> (scale / 2), "files", warnings));
-    json_object_set_new(o, "truncated", truncated);
-    json_object_set_new(o, "sandbox",
-                        json_pack("{s:b,s:b,s:s?}", "reused", r->reused, "resumed", r->resumed,
-                                  "stateLost", r->state_lost));
-    json_object_set_new(o, "timings",
-                        json_pack("{s:I,s:I,s:I,s:I}", "queuedMs", (json_int_t)r->queued_ms,
-                                  "sandboxMs", (json_int_t)r->sandbox_ms, "runMs",
-                                  (json_int_t)r->run_ms, "filesMs", (json_int_t)r->files_ms));
-    json_object_set_new(o, "warnings", warnings);
-    return o;
+    json_t *notes = NULL;
+    put_head(out, r, outcome);
+    put(out, ",\"stdout\":");
+    long long cut_out = put_stream(out, &r->out, STREAM_BYTES >> scale);
+    put(out, ",\"stderr\":");
+    long long cut_err = put_stream(out, &r->err, STREAM_BYTES >> scale);
+    if (exit_code == OUTCOME_NO_EXIT_CODE)
+        put(out, ",\"exitCode\":null");
+    else
+        put_number(out, ",\"exitCode\":", exit_code);
+    put_number(out, ",\"executionTimeMs\":", r->run_ms);
+    put_error(out, r, outcome, ERROR_BYTES >> (scale / 2));
+    put_detail(out, r, scale);
+    put(out, ",\"results\":");
+    put_array(out, r->results, RESULTS_BYTES >> scale, "results", &notes);
+    put(out, ",\"files\":");
+    put_array(out, r->files, FILES_BYTES >> (scale / 2), "files", &notes);
+    put_number(out, ",\"truncated\":{\"stdout\":", cut_out);
+    put_number(out, ",\"stderr\":", cut_err);
+    put(out, "}");
+    put_sandbox(out, r);
+    put_warnings(out, r, scale, notes);
+    json_decref(notes);
 }
 
 char *result_dump(const struct result *r, enum outcome outcome, size_t max, size_t *len)
 {
+    struct buf out;
+    buf_init(&out, SIZE_MAX / 4); /* its parts are bounded */
     for (int scale = 0;; scale++) {
-        json_t *o = build(r, outcome, scale);
-        char *text = jsonx_dump(o, len);
-        json_decref(o);
-        if (text != NULL && (*len <= max || scale == SCALES))
-            return text;
-        free(text);
-        if (scale == SCALES) /* unreachable: every part is bounded by then */
-            abort();
+        buf_clear(&out);
+        put_all(&out, r, outcome, scale);
+        *len = out.len;
+        if (out.len <= max || scale == SCALES)
+            return buf_steal(&out);
     }
 }

@@ -29,6 +29,11 @@ struct run **run_link(struct run *run)
     return &run->next;
 }
 
+struct run **run_back(struct run *run)
+{
+    return &run->prev;
+}
+
 struct log_ctx run_log_ctx(const struct run *run)
 {
     return (struct log_ctx){.job = run->claimed->id.data,

@@ -139,6 +139,8 @@ static void take_job(struct worker *w, struct claimed_job *job)
 {
     struct run *run = run_start(&w->host, job);
     *run_link(run) = w->runs;
+    if (w->runs != NULL)
+        *run_back(w->runs) = run;
     w->runs = run;
     w->running++;
     metrics_count(METRIC_JOBS_CLAIMED, 1, NULL, NULL);
@@ -219,10 +221,10 @@ static bool may_fetch(void *data)
 static void on_run_ended(struct run *run, const struct claim_answer *answer, void *data)
 {
     struct worker *w = data;
-    struct run **link = &w->runs;
-    while (*link != run)
-        link = run_link(*link);
-    *link = *run_link(run);
+    struct run *next = *run_link(run), *prev = *run_back(run);
+    *(prev != NULL ? run_link(prev) : &w->runs) = next;
+    if (next != NULL)
+        *run_back(next) = prev;
     w->running--;
     if (w->intake != NULL)
         intake_job_ended(w->intake);

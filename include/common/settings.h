@@ -120,11 +120,11 @@ struct settings;
  * log_secret_add. */
 struct settings *settings_from_environment(char *err, size_t err_size);
 
-/* A new set: base overlaid with field/value pairs (fields[2i], fields[2i+1]) of the runtime hash.
+/* A set: base overlaid with field/value pairs (fields[2i], fields[2i+1]) of the runtime hash.
  * Unknown and environment-only fields are skipped (a debug line). NULL with a reason when a value
- * does not parse. */
-struct settings *settings_overlay(const struct settings *base, const char *const *fields,
-                                  size_t count, char *err, size_t err_size);
+ * does not parse. A reference, of the caller's: the same set again where nothing has changed. */
+struct settings *settings_overlay(struct settings *base, const char *const *fields, size_t count,
+                                  char *err, size_t err_size);
 struct settings *settings_ref(struct settings *s); /* counted: each ref needs a settings_free */
 void settings_free(struct settings *s);
 

@@ -16,6 +16,10 @@ struct setting_value {
 struct settings {
     int references;
     struct setting_value values[SETTING_COUNT];
+    /* The last overlay of it and the pairs it was made from: jobs hardly ever bring others. */
+    struct settings *overlaid;
+    char **fields;
+    size_t field_count;
 };
 
 /* Is this secret a URL, of which only the password is secret? */

@@ -15,9 +15,10 @@ struct result {
     const char *execution_id; /* borrowed */
     const char *language;     /* borrowed */
     struct capture out, err;
-    json_t *results;  /* own: [{data, main, refs?}], each value small */
-    json_t *files;    /* own: [{fileId, filename, mimeType, size, key|url|content}] */
-    json_t *warnings; /* own: [string] */
+    /* Own, NULL when empty. */
+    json_t *results;  /* [{data, main, refs?}], each value small */
+    json_t *files;    /* [{fileId, filename, mimeType, size, key|url|content}] */
+    json_t *warnings; /* [string] */
     char *error;      /* one sentence or the exception in one line; NULL none */
     char *error_name, *error_value, *traceback;
     int exit_code; /* as the code ended; used where the outcome says so */
@@ -35,6 +36,8 @@ void result_fini(struct result *r);
  * (`omitted`), or what `refs` says of them ({mime: {...}}, borrowed, may be NULL). The kept entry,
  * borrowed, so that refs can be added later; NULL when there are too many. */
 json_t *result_add_bundle(struct result *r, const json_t *bundle, bool is_main, const json_t *refs);
+/* Lists a file (stolen). */
+void result_add_file(struct result *r, json_t *file);
 void result_warn(struct result *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Takes error, exit code and lost state from a driver's end. */
 void result_take_end(struct result *r, const struct driver_end *end);

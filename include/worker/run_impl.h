@@ -60,8 +60,8 @@ struct run {
     struct ev_timer timer; /* the time limit, then the limit of an interrupt */
     long long began_ms, delivered_ms, ended_ms, ending_ms; /* monotonic */
     bool has_output;
-    size_t holds;     /* callbacks that cannot be called off and still know us */
-    struct run *next; /* the worker's list */
+    size_t holds;            /* callbacks that cannot be called off and still know us */
+    struct run *prev, *next; /* the worker's list */
 };
 
 struct log_ctx run_log_ctx(const struct run *run);

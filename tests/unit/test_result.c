@@ -160,9 +160,9 @@ static void fill_files(struct result *r, int count, size_t name_len)
     char *name = mem_alloc(name_len + 1);
     memset(name, '\x01', name_len);
     for (int i = 0; i < count; i++)
-        json_array_append_new(r->files, json_pack("{s:s,s:s,s:s,s:i,s:s}", "fileId", EXECUTION,
-                                                  "filename", name, "mimeType", "text/plain",
-                                                  "size", 5, "key", "bull:q:file:x:1"));
+        result_add_file(r,
+                        json_pack("{s:s,s:s,s:s,s:i,s:s}", "fileId", EXECUTION, "filename", name,
+                                  "mimeType", "text/plain", "size", 5, "key", "bull:q:file:x:1"));
     free(name);
 }
 

@@ -234,7 +234,7 @@ static void test_secret_files(void **state)
     unlink(other_path);
 }
 
-static struct settings *overlay(const struct settings *base, const char *name, const char *value,
+static struct settings *overlay(struct settings *base, const char *name, const char *value,
                                 char *err, size_t err_size)
 {
     const char *const fields[] = {"NOT_KNOWN", "1", name, value};

@@ -27,11 +27,15 @@ void claimed_job_free(struct claimed_job *job)
     free(job);
 }
 
-static struct str from_reply(const redisReply *r)
+/* A string, taken out of the reply (hiredis ends it with a NUL, and frees what is left). */
+static struct str from_reply(redisReply *r)
 {
-    if (r->type != REDIS_REPLY_STRING && r->type != REDIS_REPLY_STATUS)
+    if (r->type != REDIS_REPLY_STRING)
         return str_make(NULL, 0);
-    return str_make(r->str, r->len);
+    struct str s = {r->str, r->len};
+    r->str = NULL;
+    r->len = 0;
+    return s;
 }
 
 static long long number(const redisReply *r)
@@ -53,60 +57,76 @@ static void take_settings(struct claimed_job *job, const redisReply *settings)
 }
 
 /* In the order of spRead in claimed.lua. */
-static void take_fields(struct claimed_job *job, redisReply *const *f)
+static void take_fields(struct claimed_job *job, const redisReply *fields)
 {
-    job->name = from_reply(f[0]);
-    job->data = from_reply(f[1]);
-    job->opts = from_reply(f[2]);
-    job->timestamp = number(f[3]);
-    job->attempts_made = number(f[4]);
-    job->attempts_started = number(f[5]);
-    job->thread = from_reply(f[6]);
-    job->mark = from_reply(f[7]);
-    job->last_seq = number(f[8]);
-    job->defa = from_reply(f[9]);
-    job->stacktrace = from_reply(f[10]);
-    job->scheduler = from_reply(f[11]);
+    struct {
+        struct str *text;
+        long long *number;
+    } const into[] = {
+        {&job->name, NULL},      {&job->data, NULL},          {&job->opts, NULL},
+        {NULL, &job->timestamp}, {NULL, &job->attempts_made}, {NULL, &job->attempts_started},
+        {&job->thread, NULL},    {&job->mark, NULL},          {NULL, &job->last_seq},
+        {&job->defa, NULL},      {&job->stacktrace, NULL},    {&job->scheduler, NULL}};
+    for (size_t i = 0; i < fields->elements && i < sizeof into / sizeof *into; i++) {
+        if (into[i].text != NULL)
+            *into[i].text = from_reply(fields->element[i]);
+        else
+            *into[i].number = number(fields->element[i]);
+    }
     if (job->mark.len == 0) /* a retry clears the mark by emptying it */
         str_fini(&job->mark);
 }
 
-enum { FIELDS = 12, ELEMENTS = 8 }; /* of a job, see fetchNextJob.lua */
+/* Elements of a job, see fetchNextJob.lua. */
+enum { AT_FIELDS, AT_ID, AT_THREAD, AT_CHILDREN, AT_CANCELLED, AT_SETTINGS };
 
-static struct claimed_job *take_job(const redisReply *reply, const struct str *token,
+static bool is_job(const redisReply *r)
+{
+    return r->type == REDIS_REPLY_ARRAY && r->elements > AT_ID &&
+           r->element[AT_FIELDS]->type == REDIS_REPLY_ARRAY &&
+           r->element[AT_ID]->type == REDIS_REPLY_STRING;
+}
+
+static const redisReply *element(const redisReply *job, size_t i, int type)
+{
+    return i < job->elements && job->element[i]->type == type ? job->element[i] : NULL;
+}
+
+static struct claimed_job *take_job(const redisReply *reply, struct str *token,
                                     const redisReply *settings)
 {
-    if (reply->type != REDIS_REPLY_ARRAY || reply->elements != ELEMENTS)
-        return NULL;
-    redisReply *const *e = reply->element;
-    if (e[0]->type != REDIS_REPLY_ARRAY || e[0]->elements != FIELDS ||
-        e[1]->type != REDIS_REPLY_STRING)
-        return NULL;
     struct claimed_job *job = mem_alloc(sizeof *job);
-    job->id = from_reply(e[1]);
-    job->token = str_copy(token);
+    job->id = from_reply(reply->element[AT_ID]);
+    job->token = *token;
+    *token = str_make(NULL, 0);
     job->claimed_at = text_now_ms();
-    take_fields(job, e[0]->element);
-    if (e[4]->type == REDIS_REPLY_ARRAY && e[4]->elements >= 4) {
-        struct str *const record[] = {&job->replica_before, &job->sandbox, &job->creation,
-                                      &job->actor};
+    take_fields(job, reply->element[AT_FIELDS]);
+    const redisReply *record = element(reply, AT_THREAD, REDIS_REPLY_ARRAY);
+    if (record != NULL && record->elements >= 4) {
+        struct str *const into[] = {&job->replica_before, &job->sandbox, &job->creation,
+                                    &job->actor};
         for (size_t i = 0; i < 4; i++)
-            *record[i] = from_reply(e[4]->element[i]);
+            *into[i] = from_reply(record->element[i]);
     }
-    job->pending_children = number(e[5]);
+    const redisReply *children = element(reply, AT_CHILDREN, REDIS_REPLY_INTEGER);
+    job->pending_children = children != NULL ? children->integer : 0;
+    const redisReply *cancelled = element(reply, AT_CANCELLED, REDIS_REPLY_INTEGER);
+    job->cancelled = cancelled != NULL && cancelled->integer != 0;
     take_settings(job, settings);
-    job->cancelled = number(e[7]) != 0;
     return job;
 }
 
-void claim_parse(const redisReply *reply, const struct str *token, struct claim_answer *out)
+void claim_parse(const redisReply *reply, struct str *token, struct claim_answer *out)
 {
     *out = (struct claim_answer){NULL, 0, 0};
-    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY || reply->elements < 4)
+    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY)
         return;
-    out->limited_ms = number(reply->element[2]);
-    out->next_delayed_at = number(reply->element[3]);
-    out->job = take_job(reply, token, reply->elements == ELEMENTS ? reply->element[6] : NULL);
+    if (is_job(reply)) {
+        out->job = take_job(reply, token, element(reply, AT_SETTINGS, REDIS_REPLY_ARRAY));
+    } else if (reply->elements >= 4) {
+        out->limited_ms = number(reply->element[2]);
+        out->next_delayed_at = number(reply->element[3]);
+    }
 }
 
 void claim_batch_init(struct claim_batch *b, const redisReply *reply)
@@ -117,16 +137,18 @@ void claim_batch_init(struct claim_batch *b, const redisReply *reply)
     b->jobs = reply->element[1];
     b->limited_ms = number(reply->element[2]);
     b->next_delayed_at = number(reply->element[3]);
-    if (b->jobs->elements > 0 && b->jobs->element[0]->type == REDIS_REPLY_ARRAY &&
-        b->jobs->element[0]->elements == ELEMENTS)
-        b->settings = b->jobs->element[0]->element[6];
+    if (b->jobs->elements > 0 && is_job(b->jobs->element[0]))
+        b->settings = element(b->jobs->element[0], AT_SETTINGS, REDIS_REPLY_ARRAY);
 }
 
-void claim_batch_next(struct claim_batch *b, const struct str *token, struct claim_answer *out)
+void claim_batch_next(struct claim_batch *b, struct str *token, struct claim_answer *out)
 {
     *out = (struct claim_answer){NULL, b->limited_ms, b->next_delayed_at};
-    if (b->jobs != NULL && b->taken < b->jobs->elements)
-        out->job = take_job(b->jobs->element[b->taken++], token, b->settings);
+    if (b->jobs == NULL || b->taken >= b->jobs->elements)
+        return;
+    const redisReply *job = b->jobs->element[b->taken++];
+    if (is_job(job))
+        out->job = take_job(job, token, b->settings);
 }
 
 void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *token,

@@ -9,7 +9,8 @@
 #include <string.h>
 
 /* Longest wait we hand to Redis: a delayed score is ms * 4096 and must stay an exact double. */
-#define MAX_DELAY_MS 315360000000.0 /* ten years */
+#define MAX_DELAY_MS   315360000000.0 /* ten years */
+#define LAST_MAX_BYTES 512            /* of options that are kept parsed */
 
 /* A number as JavaScript's comparison would see it: numeric strings count, the rest is NaN. */
 static double as_number(const json_t *v)
@@ -123,7 +124,7 @@ static void parse_trace(struct jobopts *o, const json_t *root)
     o->tracestate = is_tracestate(state) ? state : NULL;
 }
 
-void jobopts_init(struct jobopts *o, const struct str *opts_json)
+static void parse_opts(struct jobopts *o, const struct str *opts_json)
 {
     char err[64];
     *o = (struct jobopts){.stack_trace_limit = -1, .keep_logs = -1};
@@ -140,6 +141,30 @@ void jobopts_init(struct jobopts *o, const struct str *opts_json)
     o->group = json_object_get(root, "group");
     parse_backoff(o, json_object_get(root, "backoff"));
     parse_trace(o, root);
+}
+
+/* A producer's jobs mostly have the same options to the byte: the last ones are kept parsed. */
+void jobopts_init(struct jobopts *o, const struct str *opts_json)
+{
+    static char text[LAST_MAX_BYTES];
+    static size_t len;
+    static struct jobopts last;
+    if (opts_json->data != NULL && opts_json->len <= sizeof text && last.root != NULL &&
+        opts_json->len == len && memcmp(opts_json->data, text, len) == 0) {
+        *o = last;
+        json_incref(o->root);
+        json_incref(o->carrier);
+        return;
+    }
+    parse_opts(o, opts_json);
+    if (o->root == NULL || opts_json->len > sizeof text)
+        return;
+    jobopts_fini(&last);
+    last = *o;
+    json_incref(last.root);
+    json_incref(last.carrier);
+    len = opts_json->len;
+    memcpy(text, opts_json->data, len);
 }
 
 void jobopts_fini(struct jobopts *o)

@@ -15,7 +15,7 @@
 struct lock {
     struct locks *owner;
     struct lock *prev, *next;
-    struct str id, token;
+    const struct str *id, *token; /* the run's */
     lock_lost_fn lost;
     void *data;
 };
@@ -62,7 +62,7 @@ struct lock *lock_add(struct locks *l, const struct str *id, const struct str *t
                       lock_lost_fn lost, void *data)
 {
     struct lock *lock = mem_alloc(sizeof *lock);
-    *lock = (struct lock){l, NULL, l->first, str_copy(id), str_copy(token), lost, data};
+    *lock = (struct lock){l, NULL, l->first, id, token, lost, data};
     if (l->first != NULL)
         l->first->prev = lock;
     l->first = lock;
@@ -76,15 +76,13 @@ void lock_remove(struct lock *lock)
     *(lock->prev != NULL ? &lock->prev->next : &lock->owner->first) = lock->next;
     if (lock->next != NULL)
         lock->next->prev = lock->prev;
-    str_fini(&lock->id);
-    str_fini(&lock->token);
     free(lock);
 }
 
 static struct lock *find(struct locks *l, const char *id, size_t len)
 {
     for (struct lock *k = l->first; k != NULL; k = k->next)
-        if (k->id.len == len && memcmp(k->id.data, id, len) == 0)
+        if (k->id->len == len && memcmp(k->id->data, id, len) == 0)
             return k;
     return NULL;
 }
@@ -128,8 +126,8 @@ static struct lock *send_chunk(struct locks *l, struct lock *from)
     for (; argc < 4; argc++)
         argv[argc] = head[argc].data, lens[argc] = head[argc].len;
     for (; from != NULL && argc < 4 + 2 * CHUNK; from = from->next) {
-        argv[argc] = from->id.data, lens[argc++] = from->id.len;
-        argv[argc] = from->token.data, lens[argc++] = from->token.len;
+        argv[argc] = from->id->data, lens[argc++] = from->id->len;
+        argv[argc] = from->token->data, lens[argc++] = from->token->len;
     }
     if (redis_script_call(queue_options(l->q)->redis, &script_locks, 2, argc, argv, lens, 0,
                           on_renewed, l) == 0)

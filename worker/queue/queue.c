@@ -8,7 +8,6 @@
 #include "common/text.h"
 
 #include <ev.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -181,9 +180,9 @@ void queue_call_str(struct queue_call *call, const char *text)
 
 void queue_call_int(struct queue_call *call, long long value)
 {
-    char text[32];
-    snprintf(text, sizeof text, "%lld", value);
-    queue_call_str(call, text);
+    char text[24];
+    size_t len = text_from_int(text, value);
+    queue_call_bytes(call, text, len);
 }
 
 void queue_say_refused(struct queue *q, const char *what, const redisReply *reply)

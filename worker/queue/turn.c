@@ -61,7 +61,7 @@ static void on_answer(redisReply *reply, void *data)
         codes = reply->element[0];
     claim_batch_init(&fetched, codes != NULL ? reply : NULL);
     for (size_t i = 0; i < b->count; i++) {
-        const struct turn_job *job = &b->jobs[i];
+        struct turn_job *job = &b->jobs[i];
         struct claim_answer answer = {NULL, 0, 0};
         /* A script that failed says nothing of single jobs: each is ended by itself then. */
         bool ended = codes != NULL && i < codes->elements && codes->element[i]->integer == 0;

@@ -40,8 +40,9 @@ struct claim_answer {
 };
 
 /* From an array that claim, moveToFinished or moveToDelayed gave; other replies give no job. token
- * is what the call was made with. */
-void claim_parse(const redisReply *reply, const struct str *token, struct claim_answer *out);
+ * is what the call was made with. A job takes its strings, token too, out of
+ * them. */
+void claim_parse(const redisReply *reply, struct str *token, struct claim_answer *out);
 
 /* Those that one call brought together; the first of them has the runtime settings of all. */
 struct claim_batch {
@@ -53,7 +54,7 @@ struct claim_batch {
 /* reply: {anything, jobs, limited, next}; NULL gives an empty one. Borrowed. */
 void claim_batch_init(struct claim_batch *b, const redisReply *reply);
 /* The next of them, locked with token; without one *out says what claim_answer says. */
-void claim_batch_next(struct claim_batch *b, const struct str *token, struct claim_answer *out);
+void claim_batch_next(struct claim_batch *b, struct str *token, struct claim_answer *out);
 
 /* Appends the options that every fetching script needs ("token", "lockDuration", "name", "sp"
  * {...}), where `sp_extra` more pairs of sp follow, written by the caller. Returns nothing; out

@@ -11,7 +11,7 @@ struct locks *locks_new(struct queue *q, long long renew_ms);
 void locks_free(struct locks *l);
 
 /* From now on the lock is renewed. lost runs from the loop, at most once, when it is another's or
- * gone for good; it may call lock_remove. id and token are copied. */
+ * gone for good; it may call lock_remove. id and token are borrowed until lock_remove. */
 typedef void (*lock_lost_fn)(void *data);
 struct lock *lock_add(struct locks *l, const struct str *id, const struct str *token,
                       lock_lost_fn lost, void *data);

@@ -9,6 +9,12 @@ local function spRead(jobKey)
         "defa", "stacktrace", "rjk", "sp:b", "priority")
 end
 
+-- A job's elements after its id are left out at the end of it where there is nothing to tell.
+local function spTell(job, i, value)
+    for k = 3, i - 1 do job[k] = job[k] or 0 end
+    job[i] = value
+end
+
 -- The job is in active already. f: what spRead gave, with the thread in it; before: the record of its thread as the
 -- claim found it; limit, duration: of the rate limiter.
 local function spPrepare(jobId, f, token, opts, before, cancelled, limit, duration)
@@ -29,6 +35,13 @@ local function spPrepare(jobId, f, token, opts, before, cancelled, limit, durati
     end
     if f[7] then rcall("HSET", jobKey, "sp:t", f[7]) end
     if f[13] then rcall("HDEL", jobKey, "sp:b") end
-    f[13], f[14] = nil, nil
-    return {f, jobId, 0, 0, before or 0, 0, 0, cancelled and 1 or 0}
+    local last = 14
+    while last > 12 or not f[last] do
+        f[last] = nil
+        last = last - 1
+    end
+    local job = {f, jobId}
+    if before then spTell(job, 3, before) end
+    if cancelled then spTell(job, 5, 1) end
+    return job
 end

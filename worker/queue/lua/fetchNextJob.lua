@@ -5,9 +5,10 @@
     fin  {j job id, t thread, rel release the lease?, end is it over?, seq, ms {messages}, ttl, fresh}: the end
          (or the retry) of the job that the calling script has just moved
     nf   true: do not fetch
-  A fetched job is {fields (see spRead), id, 0, 0, its thread's record as it was before or 0, how many children it is
-  to wait for first, runtime settings (with the first job of a call) or 0, 1 when its thread was cancelled}. It waits
-  for no children when a child's failure called it (continueParentOnFailure).
+  A fetched job is {fields (see spRead; absent ones at the end left out), id, its thread's record as it was before or
+  0, how many children it is to wait for first, 1 when its thread was cancelled, runtime settings (with the first job
+  of a call)}, where zeros at the end are left out. It waits for no children when a child's failure called it
+  (continueParentOnFailure).
 ]]
 
 -- Includes
@@ -46,7 +47,7 @@ local function spCountChildren(jobs)
     if rcall("EXISTS", unpack(keys)) == 0 then return end
     for i = 1, #jobs do
         local pending = rcall("SCARD", keys[i])
-        if pending > 0 and rcall("EXISTS", spc.prefix .. jobs[i][2] .. ":failed") == 0 then jobs[i][6] = pending end
+        if pending > 0 and rcall("EXISTS", spc.prefix .. jobs[i][2] .. ":failed") == 0 then spTell(jobs[i], 4, pending) end
     end
 end
 
@@ -98,7 +99,8 @@ local function spFetch(opts, tokens)
     if #jobs > 0 then
         addBaseMarkerIfNeeded(spc.marker, false)
         spCountChildren(jobs)
-        jobs[1][7] = rcall("HGETALL", spc.prefix .. "settings:runtime")
+        local settings = rcall("HGETALL", spc.prefix .. "settings:runtime")
+        if #settings > 0 then spTell(jobs[1], 6, settings) end
     end
     return jobs, limited, again
 end
