@@ -165,13 +165,20 @@ bench: deps ## Jobs a second, memory and Redis time beside a stock Node Worker
 .PHONY: install
 install: all ## Install the worker: DESTDIR=, PREFIX=/usr/local
 	install -D -m 755 $(BUILD)/sandpiper $(DESTDIR)$(PREFIX)/bin/sandpiper
+	install -D -m 644 docker/man/sandpiper.1 $(DESTDIR)$(PREFIX)/share/man/man1/sandpiper.1
+	@install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|@PREFIX@|$(PREFIX)|' docker/systemd/sandpiper.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/sandpiper.service
+	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/sandpiper.service
+	install -D -m 644 docker/systemd/local.conf $(DESTDIR)$(PREFIX)/share/doc/sandpiper/systemd-local.conf
+	install -D -m 644 docker/grafana/sandpiper.json $(DESTDIR)$(PREFIX)/share/doc/sandpiper/grafana.json
 	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/sandpiper/README.md
 	install -D -m 644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/sandpiper/LICENSE
 	install -D -m 644 THIRD_PARTY_NOTICES $(DESTDIR)$(PREFIX)/share/doc/sandpiper/THIRD_PARTY_NOTICES
 
 .PHONY: uninstall
 uninstall: ## Remove what install put there
-	rm -f $(DESTDIR)$(PREFIX)/bin/sandpiper
+	rm -f $(DESTDIR)$(PREFIX)/bin/sandpiper $(DESTDIR)$(PREFIX)/share/man/man1/sandpiper.1 \
+		$(DESTDIR)$(PREFIX)/lib/systemd/system/sandpiper.service
 	rm -rf $(DESTDIR)$(PREFIX)/share/doc/sandpiper
 
 .PHONY: dist

@@ -132,6 +132,8 @@ static int print_labels(const struct metric *m, const struct metric_series *s, c
 
 static int print_number(struct buf *out, double value)
 {
+    if (isnan(value))
+        return buf_append_str(out, " NaN\n");
     if (fabs(value) < 1e15 && value == floor(value))
         return buf_printf(out, " %.0f\n", value);
     return buf_printf(out, " %.12g\n", value);

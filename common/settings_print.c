@@ -100,3 +100,37 @@ void settings_print_markdown(FILE *out)
         fputs(" |\n", out);
     }
 }
+
+/* Text for man(7): what would be a request or an escape there is none. */
+static void print_man_text(const char *text, FILE *out)
+{
+    if (*text == '.' || *text == '\'')
+        fputs("\\&", out);
+    for (; *text; text++) {
+        if (*text == '\\')
+            fputs("\\e", out);
+        else if (*text == '-')
+            fputs("\\-", out);
+        else
+            fputc(*text, out);
+    }
+}
+
+void settings_print_man(FILE *out)
+{
+    for (int id = 0; id < SETTING_COUNT; id++) {
+        const struct setting_row *row = settings_row((enum setting)id);
+
+        fprintf(out, ".TP\n\\fB%s\\fP (", row->name);
+        print_type(row, out);
+        if (row->type == SETTING_TYPE_INT)
+            fprintf(out, ", %s%lld to %lld", row->min < 0 ? "\\" : "", row->min, row->max);
+        if (*row->fallback) {
+            fputs("; default ", out);
+            print_man_text(row->fallback, out);
+        }
+        fputs(row->source == SETTING_SOURCE_RUNTIME ? "; run time)\n" : ")\n", out);
+        print_man_text(row->help, out);
+        fputs("\n", out);
+    }
+}

@@ -13,6 +13,7 @@
 
 #include <ev.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +22,9 @@
 
 /* The claim loop may be late by so much before it counts as hung: a machine under load, a long
  * callback. Every wait of it has a deadline of its own before that. */
-#define OVERDUE_MS 10000
-#define NOTICE_S   5.0
+#define OVERDUE_MS     10000
+#define NOTICE_S       5.0
+#define STATS_STALE_MS 60000
 
 struct ops {
     struct ev_loop *loop;
@@ -109,6 +111,7 @@ static double cpu_seconds(void)
            (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
 }
 
+/* Figures that are too old (Redis is away) are no figures: a scaler must not act on them. */
 static void collect_queue(const struct stats_figures *q)
 {
     const struct {
@@ -117,15 +120,15 @@ static void collect_queue(const struct stats_figures *q)
     } states[] = {{"waiting", q->waiting}, {"prioritized", q->prioritized},
                   {"due", q->due},         {"delayed", q->delayed},
                   {"parked", q->parked},   {"running", q->running}};
-    if (q->counted_at == 0)
-        return;
+    long long age = text_monotonic_ms() - q->heard_at;
+    double or_none = q->counted_at == 0 || age > STATS_STALE_MS ? NAN : 0;
     for (size_t i = 0; i < sizeof states / sizeof *states; i++)
-        metrics_set(METRIC_QUEUE_JOBS, (double)states[i].jobs, states[i].state, NULL);
-    metrics_set(METRIC_QUEUE_RUNNABLE, (double)q->runnable, NULL, NULL);
-    metrics_set(METRIC_QUEUE_OLDEST_RUNNABLE, (double)q->oldest_ms / 1000.0, NULL, NULL);
-    metrics_set(METRIC_QUEUE_PAUSED, (double)q->paused, NULL, NULL);
-    metrics_set(METRIC_QUEUE_STREAM_ENTRIES, (double)q->stream_entries, NULL, NULL);
-    metrics_set(METRIC_QUEUE_STATS_AGE, (double)(text_monotonic_ms() - q->heard_at) / 1000.0, NULL,
+        metrics_set(METRIC_QUEUE_JOBS, (double)states[i].jobs + or_none, states[i].state, NULL);
+    metrics_set(METRIC_QUEUE_RUNNABLE, (double)q->runnable + or_none, NULL, NULL);
+    metrics_set(METRIC_QUEUE_OLDEST_RUNNABLE, (double)q->oldest_ms / 1000.0 + or_none, NULL, NULL);
+    metrics_set(METRIC_QUEUE_PAUSED, (double)q->paused + or_none, NULL, NULL);
+    metrics_set(METRIC_QUEUE_STREAM_ENTRIES, (double)q->stream_entries + or_none, NULL, NULL);
+    metrics_set(METRIC_QUEUE_STATS_AGE, q->counted_at == 0 ? NAN : (double)age / 1000.0, NULL,
                 NULL);
 }
 

@@ -145,5 +145,7 @@ void settings_print_help(FILE *out);
 void settings_print(const struct settings *s, FILE *out);
 /* The table in README (hidden option). */
 void settings_print_markdown(FILE *out);
+/* Its part of the man page (hidden option). */
+void settings_print_man(FILE *out);
 
 #endif
