@@ -125,7 +125,8 @@ static int put(struct item *item, const char *data, size_t len)
         return -1;
     }
     if (spool_write(target->fd, data, len) != 0) {
-        end(in, false, "An input file cannot be kept on this worker: %s.", strerror(errno));
+        end(in, false, "An input file cannot be kept on this worker (TMPDIR): %s.",
+            strerror(errno));
         return -1;
     }
     target->size += (long long)len;
@@ -387,7 +388,8 @@ struct inputs *inputs_start(struct queue *q, struct http *http, struct job *job,
         in->items[i].retry.data = &in->items[i];
         in->list[i] = (struct driver_input){job->files[i].filename, spool_open(), 0};
         if (in->list[i].fd < 0)
-            end(in, false, "An input file cannot be kept on this worker: %s.", strerror(errno));
+            end(in, false, "An input file cannot be kept on this worker (TMPDIR): %s.",
+                strerror(errno));
     }
     in->secrets_done = job->secrets_key == NULL;
     if (!in->secrets_done && !in->ended)

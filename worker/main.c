@@ -16,7 +16,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-enum exit_code { EXIT_FINE = 0, EXIT_USAGE = 2, EXIT_SETTINGS = 3 }; /* README "Exit codes" */
+/* README "Exit codes" */
+enum exit_code { EXIT_FINE = 0, EXIT_UNHEALTHY = 1, EXIT_USAGE = 2, EXIT_SETTINGS = 3 };
 
 struct app {
     struct ev_loop *loop;
@@ -163,6 +164,10 @@ int main(int argc, char **argv)
         settings_print_markdown(stdout);
         return EXIT_FINE;
     }
+    if (strcmp(option, "--settings-man") == 0) {
+        settings_print_man(stdout);
+        return EXIT_FINE;
+    }
     if (argc > 2 || (option[0] != '\0' && strcmp(option, "--check-config") != 0 &&
                      strcmp(option, "--health") != 0)) {
         fprintf(stderr, "sandpiper: unknown option %s; see --help\n", option);
@@ -180,7 +185,7 @@ int main(int argc, char **argv)
     }
     int code = EXIT_FINE;
     if (strcmp(option, "--health") == 0) {
-        code = health_ask(settings);
+        code = health_ask(settings) == 0 ? EXIT_FINE : EXIT_UNHEALTHY;
     } else if (option[0] != '\0') {
         settings_print(settings, stdout);
     } else {

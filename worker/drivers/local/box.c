@@ -297,7 +297,8 @@ static void keep_spares(struct local *local)
     for (; want > 0; want--) {
         box = local_box_new(local);
         if (!box) {
-            log_warn("LOCAL: no folder for a spare kernel: %s", strerror(errno));
+            log_warn("LOCAL: no folder for a spare kernel: %s (CODE_INTERPRETER_LOCAL_DIR)",
+                     strerror(errno));
             return;
         }
         box->spare = true;

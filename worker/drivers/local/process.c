@@ -55,6 +55,7 @@ struct local_host {
     bool was_up;
     bool freeing;
     char reason[512]; /* of the death under way */
+    char said[512];   /* the reason of the last log line */
     char last_error[256];
     void (*done)(void *data);
     void *done_data;
@@ -116,8 +117,11 @@ static void on_reaped(struct local_host *h)
     if (!h->was_up && h->last_error[0])
         snprintf(h->reason + strlen(h->reason), sizeof(h->reason) - strlen(h->reason), " (%s)",
                  h->last_error);
-    log_warn("LOCAL: the kernel host is gone: %s; starting it again in %.1f s", h->reason,
-             h->backoff);
+    /* The same reason again and again gets one line. */
+    log_write(h->failures > 1 && strcmp(h->reason, h->said) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN,
+              NULL, "LOCAL: the kernel host is gone: %s; starting it again in %.1f s", h->reason,
+              h->backoff);
+    snprintf(h->said, sizeof(h->said), "%s", h->reason);
     set_state(h, HOST_DOWN, h->backoff);
     h->events.on_state(h->events.data, false, h->reason, h->failures);
 }
@@ -328,8 +332,12 @@ static int spawn(struct local_host *h, char *program, int in, int out, int err)
 static int start_program(struct local_host *h, int in, int out, int err)
 {
     if (local_folder_write(h->folder, PROGRAM, embedded_local_host_pyz,
-                           embedded_local_host_pyz_len) != 0)
-        return errno;
+                           embedded_local_host_pyz_len) != 0) {
+        int error = errno;
+        snprintf(h->last_error, sizeof(h->last_error), "CODE_INTERPRETER_LOCAL_DIR: %s: %s",
+                 h->folder->base, strerror(error));
+        return error;
+    }
     char *program = mem_printf("%s/%s", h->folder->base, PROGRAM);
     int error = spawn(h, program, in, out, err);
     free(program);
@@ -367,7 +375,8 @@ static void host_start(struct local_host *h)
         close_pair(in);
         close_pair(out);
         close_pair(err);
-        snprintf(h->last_error, sizeof(h->last_error), "%s: %s", h->python, strerror(error));
+        if (!h->last_error[0])
+            snprintf(h->last_error, sizeof(h->last_error), "%s: %s", h->python, strerror(error));
         host_die(h, "it could not be started");
         return;
     }

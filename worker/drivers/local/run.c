@@ -216,8 +216,10 @@ void local_run_attach(struct local_run *run)
     if (!box) {
         box = local_box_take(run->local);
         if (!box) {
-            local_run_fail(run, DRIVER_END_NO_SANDBOX,
-                           "No folder for the sandbox could be made: %s.", strerror(errno));
+            local_run_fail(
+                run, DRIVER_END_NO_SANDBOX,
+                "No folder for the sandbox could be made: %s (CODE_INTERPRETER_LOCAL_DIR).",
+                strerror(errno));
             return;
         }
         box->thread = mem_strdup(run->thread);
