@@ -147,6 +147,10 @@ valgrind: deps ## A run of 100 jobs under valgrind: no error, nothing definitely
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@tests/valgrind
 
+.PHONY: model
+model: deps ## The model of the leases, checked exhaustively by spin; planted faults must be found
+	@tests/model/run
+
 .PHONY: smoke-e2b
 smoke-e2b: deps ## The life of an E2B sandbox step by step: on E2B with E2B_API_KEY, else on the emulator
 	@$(MAKE) --no-print-directory -s all

@@ -6,6 +6,7 @@
 #include "common/jsonx.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/text.h"
 #include "common/utf8.h"
 #include "worker/metrics.h"
 #include "worker/queue/scripts.h"
@@ -39,6 +40,7 @@ struct reply {
     bool full;          /* the cap was met and said */
     bool wrote;         /* a call that may have written was made */
     bool is_fenced;
+    long long marked_ms;       /* monotonic, when the mark was sent; 0: not */
     struct queue_call *call;   /* the flush under way */
     long long call_last;       /* last seq in it */
     struct queue_call *beat;   /* a heartbeat under way */
@@ -135,6 +137,7 @@ static struct queue_call *start_call(struct reply *r, const char *mark, long lon
     queue_call_bytes(call, r->o.job->token.data, r->o.job->token.len);
     queue_call_int(call, r->o.ttl_ms);
     queue_call_str(call, mark);
+    queue_call_int(call, queue_options(r->o.queue)->lock_duration_ms);
     queue_call_int(call, seq);
     return call;
 }
@@ -371,14 +374,26 @@ void reply_started(struct reply *r, int attempt, const struct driver_ready *read
                                 ready->state_lost),
                       true);
     r->settling = false;
-    if (r->first == NULL && !mark) {
+    if (mark)
+        reply_mark(r, acked);
+    else if (r->first == NULL)
         acked(r->data);
-        return;
-    }
-    char *text =
-        mark ? mem_printf("%s|%s", r->o.job->token.data, r->o.execution_id) : mem_strdup("");
+    else
+        flush(r, "", acked);
+}
+
+void reply_mark(struct reply *r, void (*acked)(void *data))
+{
+    char *text = mem_printf("%s|%s", r->o.job->token.data, r->o.execution_id);
+    r->marked_ms = text_monotonic_ms();
     flush(r, text, acked);
     free(text);
+}
+
+bool reply_mark_is_fresh(const struct reply *r)
+{
+    long long life = queue_options(r->o.queue)->lock_duration_ms;
+    return r->marked_ms == 0 || text_monotonic_ms() - r->marked_ms < life * 2 / 3;
 }
 
 void reply_settle(struct reply *r, void (*done)(void *data))

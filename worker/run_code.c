@@ -157,8 +157,18 @@ void run_timer_init(struct run *run)
     run->timer.data = run;
 }
 
+static void on_marked(void *data);
+
 static void deliver(struct run *run)
 {
+    /* Was this process stopped, or Redis slow, for so long that the lock may be another's by now?
+     * Then the mark is made again: that asks whose the run is. */
+    if (!reply_mark_is_fresh(run->reply)) {
+        struct log_ctx ctx = run_log_ctx(run);
+        log_write(LOG_LEVEL_WARN, &ctx, "the mark is too old to deliver the code; marking again");
+        reply_mark(run->reply, on_marked);
+        return;
+    }
     run_enter(run, RUN_RUNNING);
     run->delivered_ms = text_monotonic_ms();
     run->result.sandbox_ms = run->delivered_ms - run->began_ms;

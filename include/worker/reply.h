@@ -31,6 +31,13 @@ void reply_free(struct reply *r); /* what is pending is dropped */
 void reply_started(struct reply *r, int attempt, const struct driver_ready *ready, bool mark,
                    void (*acked)(void *data));
 
+/* Marks the run (again): acked runs from the loop when Redis has it; not when fenced. Not while a
+ * call with an acked is under way. */
+void reply_mark(struct reply *r, void (*acked)(void *data));
+
+/* The lock cannot have expired since the mark was sent, whatever stopped this process meanwhile. */
+bool reply_mark_is_fresh(const struct reply *r);
+
 /* Output text (valid UTF-8, whole characters). */
 void reply_output(struct reply *r, enum driver_stream stream, const char *text, size_t len);
 /* Another message; `members` is an object with what is beside the envelope (reference stolen).

@@ -1,6 +1,7 @@
 --[[
   Takes a job that waits (in wait, paused, prioritized or delayed, parked or not) out of its line and into our
-  hands, so that it can be failed as cancelled without needing a slot.
+  hands, so that it can be failed as cancelled without needing a slot. Implements
+  `cancel` of tests/model/sandpiper.pml.
   KEYS: <job>
   ARGV: prefix, now (ms), job id, msgpack opts as claim's
   Returns the job as claim does; 0 it is running or its run is unclear; 1 there is no such job; 2 it has ended, or

@@ -1,6 +1,6 @@
 --[[
   Claims the next job whose thread is free. Results as those of BullMQ's moveToActive, a job as our fetchNextJob
-  gives it.
+  gives it. Implements `claim` of tests/model/sandpiper.pml.
   KEYS: wait
   ARGV: prefix, now (ms), msgpack opts {token, lockDuration, limiter, name, sp}
 ]]

@@ -1,5 +1,6 @@
 --[[
   Our override of BullMQ's include of this name: brings the next job whose thread is free.
+  Implements `claim` of tests/model/sandpiper.pml, and `finish` and `retry` in the call that BullMQ's script has begun.
   Same arguments and results; opts["sp"] carries what is ours:
     rid  replica id         hz  horizon of parked jobs (ms)    dm  largest job data that is decoded (bytes)
     fin  {j job id, t thread, rel release the lease?, end is it over?, seq, ms {messages}, ttl, fresh}: the end

@@ -1,15 +1,20 @@
 --[[
   Thread leases: at most one job of a thread runs, in the order its jobs were first seen.
 
+  tests/model/sandpiper.pml is the model of this, of claim, reply, wake and the scripts that end a job, and says what
+  must hold; these files implement it. A change of one is a change of the other (`make model`).
+
   Keys of a thread T (prefix is "<prefix>:<queue>:"):
     lease:T   STRING  id of the job that holds the thread (or "sweep:<token>")
     parked:T  ZSET    ids that wait for the thread, scored in the order they were first seen
-    thread:T  HASH    claim (ms of the last claim), replica (who made it), back (the last job that was sent to the
-                      back of wait: others of its thread that come up before it follow it there), ...
+    thread:T  HASH    claim (ms of the last claim), replica (who made it), back (how manieth the last job was that was
+                      sent to the back of wait), through (as how manieth the last of them came through: while that is
+                      less, others of the thread that come up follow to the back), ...
     index:parked ZSET threads with parked jobs, scored by the time of the last look at them
 
   Job hash fields of ours: sp:t (the thread key, found once), sp:run (mark of a delivered run),
-  sp:seq (last sequence number of the reply), sp:b (it was sent to the back of wait once).
+  sp:seq (last sequence number of the reply), sp:b (it was sent to the back of wait once: as the how manieth
+  of its thread).
 ]]
 -- Includes
 --- @include "addBaseMarkerIfNeeded"
@@ -175,11 +180,12 @@ end
 
 -- Sends a job to the back of its line, once, and those of its thread that come up before it after it. (With a
 -- priority it keeps its place among the parked instead, for there the line is not one of coming first.)
-local function spTurnBack(thread, jobId, f)
+local function spTurnBack(thread, jobId, f, before)
     rcall("LREM", spc.active, 1, jobId)
     if (tonumber(f[14]) or 0) == 0 then
-        rcall("HSET", spc.prefix .. jobId, "sp:t", thread, "sp:b", 1)
-        rcall("HSET", spc.prefix .. "thread:" .. thread, "back", jobId)
+        local turn = math.max(tonumber(before[8]) or 0, tonumber(before[9]) or 0) + 1
+        rcall("HSET", spc.prefix .. jobId, "sp:t", thread, "sp:b", turn)
+        rcall("HSET", spc.prefix .. "thread:" .. thread, "back", turn)
     else
         rcall("HSET", spc.prefix .. jobId, "sp:t", thread)
         spKeepPlace(thread, jobId)
@@ -188,8 +194,12 @@ local function spTurnBack(thread, jobId, f)
 end
 
 -- The thread's record carries its last claim; its life is renewed once an hour.
-local function spKeepRecord(threadKey, claimed)
-    rcall("HSET", threadKey, "claim", spc.now, "replica", spc.replica)
+local function spKeepRecord(threadKey, claimed, turn)
+    if turn then
+        rcall("HSET", threadKey, "claim", spc.now, "replica", spc.replica, "through", turn)
+    else
+        rcall("HSET", threadKey, "claim", spc.now, "replica", spc.replica)
+    end
     if not claimed or math.floor(claimed / 3600000) ~= math.floor(spc.now / 3600000) then
         rcall("PEXPIRE", threadKey, spKeepMs)
     end
@@ -210,16 +220,17 @@ local function spMayRun(jobId, f)
     local leaseKey, threadKey = spc.prefix .. "lease:" .. thread, spc.prefix .. "thread:" .. thread
     local holder = rcall("GET", leaseKey)
     local before = rcall("HMGET", threadKey, "replica", "sandbox", "creation", "actor", "claim", "cancel", "spare",
-        "back")
+        "back", "through")
     local claimed = tonumber(before[5])
     -- Its thread was cancelled after it was added: only to be failed, too.
     if before[6] and not marked and (tonumber(f[4]) or 0) <= tonumber(before[6]) and jobId ~= before[7] then
         return true, before, true
     end
     local head = holder == jobId and jobId
-    if not head and not f[13] and before[8] and before[8] ~= jobId
-        and rcall("HEXISTS", spc.prefix .. before[8], "sp:b") == 1 then
-        spTurnBack(thread, jobId, f)
+    -- (A prioritized job comes up when wait is empty: that one is parked then, and this one has a place behind it.)
+    if not head and not f[13] and (tonumber(f[14]) or 0) == 0
+        and (tonumber(before[8]) or 0) > (tonumber(before[9]) or 0) then
+        spTurnBack(thread, jobId, f, before)
         return false
     end
     if not head then
@@ -234,13 +245,13 @@ local function spMayRun(jobId, f)
         -- Fairness: ready before its thread's last claim, so others have waited longer; once to the back.
         if not head and not f[13] and claimed and (tonumber(f[4]) or 0) < claimed
             and (rcall("LLEN", spc.wait) > 0 or rcall("ZCARD", spc.prioritized) > 0) then
-            spTurnBack(thread, jobId, f)
+            spTurnBack(thread, jobId, f, before)
             return false
         end
     end
     rcall("SET", leaseKey, jobId, "PX", spKeepMs)
     if head then spForget(thread, jobId) end
-    spKeepRecord(threadKey, claimed)
+    spKeepRecord(threadKey, claimed, f[13])
     return true, before
 end
 

@@ -2,6 +2,7 @@
   Ends completed jobs, many in one call, and brings as many others as are asked for. For jobs of the common kind it
   has the effects of BullMQ's moveToFinished in fewer commands: not for a job with a parent, with children or with a
   deduplication id, without its lock, or not active. Such a job is left as it is, for BullMQ's own script.
+  Implements `finish` of tests/model/sandpiper.pml.
   KEYS: wait
   ARGV: prefix, now (ms), msgpack opts {lockDuration, limiter, name, maxMetricsSize, sp}, then for each job:
     id, token, "1" to bring another, return value (JSON), keep, thread or "", how many messages;

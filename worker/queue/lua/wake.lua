@@ -1,6 +1,7 @@
 --[[
   The safety net of the thread leases, run beside the stalled pass: threads with parked jobs and without a
-  valid holder get their first job woken; what is in use is kept from expiring.
+  valid holder get their first job woken; what is in use is kept from expiring. Implements
+  `wake_pass` of tests/model/sandpiper.pml.
   KEYS: index:parked
   ARGV: prefix, now (ms), look only at threads last looked at before (ms), how many threads at most
   Returns how many jobs were woken.
