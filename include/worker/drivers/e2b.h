@@ -52,7 +52,8 @@ struct e2b {
     struct settings *settings; /* the latest */
     struct http *http;
     char *api_key, *api_url, *sandbox_url, *domain, *template, *tag;
-    char *deployment; /* NULL until known */
+    char *deployment;    /* NULL until known */
+    long long ttl_max_s; /* what the plan allows, once E2B has said it; 0: not known */
     bool asking_deployment;
     struct e2b_resolve *deployment_waiters;
     struct e2b_box *boxes; /* cached handles */
@@ -113,6 +114,8 @@ char *e2b_box_url(const struct e2b_box *box, int port, const char *path);
 
 /* Seconds a sandbox is to live from now for a run with this limit. */
 long long e2b_ttl_for(const struct settings *settings, long long timeout_ms, bool session);
+/* As much of it as the plan is known to allow. */
+long long e2b_ttl_allowed(const struct e2b *e2b, long long ttl_s);
 /* Beside a run: extends the life where its known end is too near. */
 void e2b_ttl_cover(struct e2b_box *box, const struct settings *settings, long long timeout_ms);
 /* During a run that may go on so long: the same, without the idle window. */

@@ -176,6 +176,52 @@ test('paused in mid-run: the outcome is unknown, the next run finds its state', 
   assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
 });
 
+test('the sandbox reaches the plan\'s time limit in mid-run: the outcome is unknown, its state is kept', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  const job = await r.add('print("begun", flush=True)\nimport time; time.sleep(300) # mark-limit', { threadId: 'main' }, { attempts: 3 });
+  const run = await begun('mark-limit');
+  await waitFor(async () => (await r.replyNow(job)).some((m) => m.type === 'stdout'), { what: 'output' });
+  await e2b.act(run.sandbox, 'expire');
+  const result = await r.result(job);
+  assert.deepEqual([result.state, result.reason, result.stdout], ['error', 'outcome_unknown', 'begun\n']);
+  assert.equal(await deliveries('mark-limit'), 1);
+  assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
+  assert.equal((await e2b.journal({ op: 'create' })).length, 1);
+  await oneDone(r, job);
+});
+
+test('the interpreter dies while it is asked whether it is free: the loss is told, the next run has all', async (t) => {
+  const r = await rig(t, { env, settings: { lose_interrupts: 9, death_ms: 50 } });
+  ok(await r.py('x = 1'));
+  const job = await r.add('import time; time.sleep(300) # mark-probe', { threadId: 'main', timeoutMs: 800 });
+  const run = await begun('mark-probe');
+  await waitFor(async () => (await e2b.journal({ op: 'execute' })).some((e) => e.code?.size === 0 && e.begun), { what: 'the probe' });
+  await e2b.act(run.sandbox, 'kill-kernel');
+  const result = await r.result(job);
+  assert.deepEqual([result.reason, result.sandbox.stateLost], ['timeout', 'killed_after_timeout']);
+  await e2b.set({ lose_interrupts: 0 });
+  const next = ok(await r.py('import os; print(globals().get("x"), os.getcwd(), os.environ.get("V"))', { env: { V: 'v' } }));
+  assert.equal(next.stdout, 'None /home/user v\n');
+});
+
+test('memory runs out (case 21): the stream is cut and the sandbox answers nothing for a while; told at once, replaced or reached later', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  await r.quiet();
+  await e2b.fault({ match: { op: 'execute' }, times: 1, cut: 250, cut_by: 'close' },
+    { match: { plane: ['interpreter', 'envd'] }, status: 502, body: { sandboxId: 'x', message: 'The sandbox is running but port is not open', port: 49999, code: 502 }, times: 4 });
+  const began = Date.now();
+  const job = await r.add('x = bytearray(1) # mark-oom', { threadId: 'main' }, { attempts: 3 });
+  const result = await r.result(job);
+  assert.deepEqual([result.state, result.reason], ['error', 'outcome_unknown']);
+  assert.match(result.error, /memory/);
+  assert.ok(Date.now() - began < 20_000);
+  assert.equal(await deliveries('mark-oom'), 1);
+  await oneDone(r, job);
+  ok(await r.py('print("goes on")'));
+});
+
 for (const [name, code] of Object.entries({
   'never a word': scriptLine({ hang: true }),
   'silence after three lines': scriptLine({ stdout: 'a' }, { stdout: 'b' }, { stdout: 'c' }, { hang: true }),

@@ -180,6 +180,28 @@ test('a sandbox that refuses its TTL is killed and replaced', async (t) => {
   assert.notEqual((await r.record()).sandbox, box.sandboxID);
 });
 
+for (const [name, refusal] of Object.entries({
+  'E2B names the limit': 'Timeout cannot be greater than 1 hours', 'E2B names none': 'validation error: timeout is too large',
+})) {
+  test(`an idle window above the plan's limit costs no sandbox and no state: ${name}`, async (t) => {
+    const r = await rig(t, { env: { ...env, CODE_INTERPRETER_IDLE_TIMEOUT_MS: '7200000' } });
+    ok(await r.py('x = 1'));
+    await moveOn(r);
+    await e2b.set({ max_ttl_s: 3600 });
+    await e2b.fault({ match: { op: ['connect', 'create'] }, status: 400, body: { code: 400, message: refusal }, times: 1 });
+    await e2b.forget();
+    const result = ok(await r.py('print(x)'));
+    assert.deepEqual([result.stdout, result.sandbox], ['1\n', reused]);
+    assert.deepEqual((await e2b.journal({ op: 'connect' })).map((e) => [e.status, e.body?.timeout]), [[400, undefined], [200, 3600]]);
+    assert.equal((await e2b.journal({ op: 'kill' })).length, 0);
+    ok(await r.py('1', { threadId: 'new' })); // known by now
+    const created = await e2b.journal({ op: 'create' });
+    assert.deepEqual(created.map((e) => [e.status, e.body.timeout]), [[201, 3600]]);
+    await r.quiet();
+    assert.deepEqual((await e2b.journal({ op: 'timeout' })).filter((e) => e.status !== 204 || e.body.timeout > 3600), []);
+  });
+}
+
 for (const [name, faults] of Object.entries({
   '503 once': [{ match: { op: 'connect' }, status: 503, times: 1 }],
   '429 with Retry-After': [{ match: { op: 'connect' }, status: 429, headers: { 'Retry-After': '1' }, body: { code: 429, message: 'Rate limit exceeded' }, times: 2 }],

@@ -133,7 +133,7 @@ char *e2b_box_redact(const struct e2b_box *box, const char *text)
 
 void e2b_box_lives_until(struct e2b_box *box, long long ttl_s)
 {
-    box->end_ms = text_monotonic_ms() + ttl_s * 1000;
+    box->end_ms = text_monotonic_ms() + e2b_ttl_allowed(box->e2b, ttl_s) * 1000;
 }
 
 void e2b_headers_init(struct e2b_headers *headers, const struct e2b_box *box, int port,

@@ -140,8 +140,8 @@ static void on_looked(void *data, const struct e2b_answer *a)
         return;
     }
     end_by(run, DRIVER_END_OUTCOME_UNKNOWN, 1,
-           mem_printf("The connection to the sandbox was lost while the code ran; how far it came "
-                      "is not known (%.200s).",
+           mem_printf("The connection to the sandbox was lost while the code ran, as when its "
+                      "memory runs out; how far it came is not known (%.200s).",
                       run->why));
     if (a->verdict == E2B_OK && strcmp(jsonx_get_str(a->body, "state", ""), "running") == 0)
         list_and_finish(run);

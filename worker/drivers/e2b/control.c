@@ -24,8 +24,8 @@ struct e2b_call {
     struct e2b_call *next;
     struct e2b_call_options o;
     char *path;
-    char *text; /* the body */
-    size_t text_len;
+    json_t *body; /* or NULL */
+    char *text;   /* it as last sent */
     struct http_request *request;
     ev_timer timer;
     int tries;
@@ -68,6 +68,7 @@ static void call_free(struct e2b_call *call)
     if (call->request != NULL)
         http_cancel(call->request);
     free(call->path);
+    json_decref(call->body);
     free(call->text);
     free(call);
 }
@@ -162,6 +163,37 @@ static char *message_of(const struct http_answer *a, const json_t *body)
     return clean;
 }
 
+static void limit_ttl(struct e2b_call *call)
+{
+    json_int_t asked = json_integer_value(json_object_get(call->body, "timeout"));
+    json_int_t allowed = e2b_ttl_allowed(call->e2b, asked);
+    if (allowed < asked)
+        json_object_set_new(call->body, "timeout", json_integer(allowed));
+}
+
+/* A life longer than the plan allows is refused: what it allows is learnt from the answer, or from
+ * E2B's list of plans, and the call can be repeated with that. */
+static bool learn_ttl_max(struct e2b_call *call, const struct http_answer *a, const char *message)
+{
+    static const long long plans_s[] = {24 * 3600, 3600};
+    long long asked = json_integer_value(json_object_get(call->body, "timeout")), max_s = 0;
+    if (a->status != 400 || strcasestr(message, "timeout") == NULL)
+        return false;
+    const char *digits = strpbrk(strcasestr(message, "timeout"), "0123456789");
+    if (digits != NULL && strcasestr(digits, "hour") != NULL)
+        max_s = strtoll(digits, NULL, 10) * 3600;
+    for (size_t i = 0; max_s <= 0 && i < sizeof plans_s / sizeof plans_s[0]; i++)
+        if (plans_s[i] < asked)
+            max_s = plans_s[i];
+    if (max_s <= 0 || max_s >= asked)
+        return false;
+    call->e2b->ttl_max_s = max_s;
+    log_warn("E2B: a sandbox cannot live for %lld s on this plan, so it gets %lld s (look at "
+             "CODE_INTERPRETER_IDLE_TIMEOUT_MS): %s",
+             asked, max_s, message);
+    return true;
+}
+
 static void on_answer(void *data, const struct http_answer *a)
 {
     struct e2b_call *call = data;
@@ -171,7 +203,9 @@ static void on_answer(void *data, const struct http_answer *a)
         a->body_len > 0 ? jsonx_parse_tolerant(a->body, a->body_len, err, sizeof err) : NULL;
     char *message = message_of(a, body);
     enum e2b_verdict verdict = judge(a, message);
-    if (may_repeat(call, verdict, a)) {
+    if (verdict == E2B_REFUSED && learn_ttl_max(call, a, message)) {
+        retry_later(call, 0);
+    } else if (may_repeat(call, verdict, a)) {
         log_debug("E2B: %s %.80s is tried again: %s", call->o.method, call->path, message);
         retry_later(call, a->retry_after_ms);
     } else {
@@ -204,6 +238,10 @@ static void send_call(struct e2b_call *call)
     char *key = mem_printf("X-API-KEY: %s", e2b->api_key);
     const char *headers[] = {key, "Accept: application/json", "Content-Type: application/json",
                              NULL};
+    size_t text_len = 0;
+    limit_ttl(call);
+    free(call->text);
+    call->text = call->body != NULL ? jsonx_dump(call->body, &text_len) : NULL;
     if (call->text == NULL)
         headers[2] = NULL;
     call->tries++;
@@ -216,7 +254,7 @@ static void send_call(struct e2b_call *call)
                                    .url = url,
                                    .headers = headers,
                                    .body = call->text,
-                                   .body_len = call->text_len,
+                                   .body_len = text_len,
                                    .keep_header = "X-Next-Token",
                                    .on_done = on_answer,
                                    .data = call,
@@ -238,9 +276,7 @@ struct e2b_call *e2b_call_start(struct e2b *e2b, const struct e2b_call_options *
     call->o = *options;
     call->path = mem_strdup(options->path);
     call->o.path = NULL;
-    if (options->body != NULL)
-        call->text = jsonx_dump(options->body, &call->text_len);
-    json_decref(options->body);
+    call->body = options->body;
     call->o.body = NULL;
     call->began_ms = text_monotonic_ms();
     ev_timer_init(&call->timer, on_timer, 0, 0);

@@ -37,6 +37,11 @@ long long e2b_ttl_for(const struct settings *settings, long long timeout_ms, boo
     return (ms + 999) / 1000;
 }
 
+long long e2b_ttl_allowed(const struct e2b *e2b, long long ttl_s)
+{
+    return e2b->ttl_max_s > 0 && ttl_s > e2b->ttl_max_s ? e2b->ttl_max_s : ttl_s;
+}
+
 struct ttl_call {
     struct e2b_box *box;
     long long ttl_s;
@@ -50,7 +55,7 @@ static void on_ttl(void *data, const struct e2b_answer *answer)
     struct log_ctx ctx = {.thread = box->thread};
     box->ttl_under_way = false;
     if (answer->verdict == E2B_OK)
-        box->end_ms = t->asked_ms + t->ttl_s * 1000;
+        box->end_ms = t->asked_ms + e2b_ttl_allowed(box->e2b, t->ttl_s) * 1000;
     else if (answer->verdict == E2B_GONE) /* paused meanwhile, or gone: the next run looks */
         box->asleep = !box->busy;
     else
@@ -83,6 +88,7 @@ void e2b_ttl_cover(struct e2b_box *box, const struct settings *settings, long lo
 {
     long long left = box->end_ms - text_monotonic_ms();
     long long want = max_ll(cover_ms(timeout_ms), box->thread != NULL ? idle_ms(settings) : 0);
+    want = e2b_ttl_allowed(box->e2b, (want + 999) / 1000) * 1000;
     /* A known end within a tenth of what is wanted is far enough: long runs are extended
      * in time. */
     if (!box->ttl_under_way && left < want - want / 10)
@@ -98,8 +104,8 @@ void e2b_ttl_keep(struct e2b_box *box, long long left_of_run_ms)
 
 void e2b_ttl_idle(struct e2b_box *box, const struct settings *settings)
 {
-    long long want = idle_ms(settings), left = box->end_ms - text_monotonic_ms();
-    long long slack = want / 10;
+    long long want = e2b_ttl_allowed(box->e2b, idle_ms(settings) / 1000) * 1000;
+    long long left = box->end_ms - text_monotonic_ms(), slack = want / 10;
     /* Too long costs money, too short a warm session. */
     if (box->thread == NULL || box->asleep || (left > want - slack && left < want + slack))
         return;
