@@ -104,6 +104,7 @@ const suites = {
   unit,
   integration: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   client: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/client'), // docker/client
+  server: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/server'), // docker/server
   conformance: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/conformance'),
   package: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/package'),
   redis: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/redis'), // how Redis is run

@@ -39,7 +39,7 @@ export class AuthGuard implements CanActivate {
     return this.tokens.get(digest(token)) ?? null;
   }
 
-  private identify(request: Request): Identity | null {
+  identify(request: Request): Identity | null {
     if (this.config.developer) return this.config.developer;
     const bearer = /^Bearer +(\S+)$/i.exec(request.headers.authorization ?? '')?.[1];
     const token = bearer ?? cookieOf(request);

@@ -23,6 +23,7 @@ export interface Config {
   historyTtlMs: number;
   /** How long input files wait in Redis for their run, ms. */
   inputTtlMs: number;
+  /** All input files of an execution, together. */
   inputMaxBytes: number;
   secureCookie: boolean;
 }

@@ -1,11 +1,11 @@
 // The HTTP API.
 import {
-  BadRequestException, Body, Controller, Delete, Get, Headers, HttpCode, Inject, Param, Post, Req, Res, ServiceUnavailableException, UnauthorizedException,
+  BadRequestException, Body, Controller, Delete, Get, Headers, HttpCode, Inject, Param, Post, Query, Req, Res, ServiceUnavailableException, UnauthorizedException,
   UploadedFiles, UseInterceptors,
 } from '@nestjs/common';
 import { FilesInterceptor } from '@nestjs/platform-express';
 import {
-  ApiBearerAuth, ApiBody, ApiConsumes, ApiCreatedResponse, ApiExtraModels, ApiHeader, ApiNoContentResponse, ApiOkResponse, ApiOperation, ApiParam, ApiProduces,
+  ApiBearerAuth, ApiBody, ApiConsumes, ApiCreatedResponse, ApiExtraModels, ApiHeader, ApiNoContentResponse, ApiOkResponse, ApiOperation, ApiParam, ApiProduces, ApiQuery,
   ApiTags, getSchemaPath,
 } from '@nestjs/swagger';
 import type { Request, Response } from 'express';
@@ -15,6 +15,7 @@ import type { Config, Identity } from './config.js';
 import { AcceptedDto, ExecutionDto, isSafeName, MAX_FILES, RunDto, SessionDto, StatusDto, ThreadDto } from './dto.js';
 import { ExecutionsService } from './executions.service.js';
 import { sendEvents } from './sse.js';
+import { MOST } from './store.js';
 import { CONFIG, REDIS } from './tokens.js';
 import { Workers } from './workers.js';
 
@@ -62,10 +63,12 @@ export class ThreadsController {
   }
 
   @Get(':id/executions')
-  @ApiOperation({ summary: "A thread's executions, oldest first" })
+  @ApiOperation({ summary: "A thread's last executions, oldest first" })
+  @ApiQuery({ name: 'limit', required: false, description: `How many; default 100, at most ${MOST}` })
   @ApiOkResponse({ type: [ExecutionDto] })
-  list(@Who() who: Identity, @Param('id') id: string): Promise<ExecutionDto[]> {
-    return this.executions.list(who, checkId(id, 'thread id'));
+  list(@Who() who: Identity, @Param('id') id: string, @Query('limit') limit = '100'): Promise<ExecutionDto[]> {
+    if (!/^[1-9]\d{0,2}$/.test(limit) || Number(limit) > MOST) throw new BadRequestException(`limit: a number from 1 to ${MOST}`);
+    return this.executions.list(who, checkId(id, 'thread id'), Number(limit));
   }
 
   @Delete(':id')

@@ -32,8 +32,11 @@ export class ExecutionsService {
       inputs: request.files.map((file) => file.filename), createdAt: Date.now(),
     };
     await this.store.add(execution); // first: a job that runs can always be found
-    const { cleanUp } = await this.queue.add(
-      { ...request, workspaceId: who.workspaceId, threadId, actorKey: `${who.userId}:none` }, executionId);
+    const run = { ...request, workspaceId: who.workspaceId, threadId, actorKey: `${who.userId}:none` };
+    const { cleanUp } = await this.queue.add(run, executionId).catch(async (error: Error) => {
+      await this.store.drop(execution).catch(() => {});
+      throw error;
+    });
     if (request.files.length > 0) {
       this.client.done(executionId).then(cleanUp).catch((error: Error) => this.logger.debug(`inputs of ${executionId}: ${error.message}`));
     }
@@ -46,8 +49,8 @@ export class ExecutionsService {
     return execution;
   }
 
-  async list(who: Identity, threadId: string): Promise<ExecutionDto[]> {
-    return Promise.all((await this.store.list(who.workspaceId, threadId)).map((one) => this.describe(one)));
+  async list(who: Identity, threadId: string, limit: number): Promise<ExecutionDto[]> {
+    return Promise.all((await this.store.list(who.workspaceId, threadId, limit)).map((one) => this.describe(one)));
   }
 
   listThreads(who: Identity) {

@@ -1,6 +1,5 @@
 // Starts the server; the address is printed once it listens.
 import 'reflect-metadata';
-import { createApp } from './app.js';
 import { type Config, loadConfig } from './config.js';
 
 function settings(): Config {
@@ -13,6 +12,7 @@ function settings(): Config {
 }
 
 const config = settings();
+const { createApp } = await import('./app.js');
 const app = await createApp(config);
 await app.listen(config.port, config.host);
 console.log(`listening on ${(await app.getUrl()).replace('[::1]', 'localhost')}`);

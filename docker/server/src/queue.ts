@@ -72,7 +72,7 @@ export class RunQueue {
   /** Ends the thread's sandbox, and first whatever of it runs or waits. */
   async release(workspaceId: string, threadId: string): Promise<string> {
     const id = randomUUID();
-    await this.queue.add('release', { v: 1, workspaceId, threadId, force: true, code: '' }, { ...options, jobId: id });
+    await this.queue.add('release', { v: 1, workspaceId, threadId, force: true }, { ...options, jobId: id });
     return id;
   }
 

@@ -20,7 +20,7 @@ export interface ThreadEntry {
   updatedAt: number;
 }
 
-const MOST = 500; // executions of a thread, threads of a workspace
+export const MOST = 500; // executions of a thread, threads of a workspace
 
 export class Store {
   constructor(private readonly redis: Redis, private readonly prefix: string, private readonly ttlMs: number) {}
@@ -38,15 +38,21 @@ export class Store {
     for (const [error] of (await multi.exec()) ?? []) if (error) throw error;
   }
 
+  /** Forgets one that was not enqueued after all. */
+  async drop({ workspaceId, threadId, executionId }: Execution): Promise<void> {
+    await this.redis.del(this.execution(executionId));
+    await this.redis.zrem(this.thread(workspaceId, threadId), executionId);
+  }
+
   /** An execution of this workspace; another's is as if it were not there. */
   async find(workspaceId: string, executionId: string): Promise<Execution | null> {
     const execution = parse(await this.redis.get(this.execution(executionId)));
     return execution?.workspaceId === workspaceId ? execution : null;
   }
 
-  /** A thread's executions, oldest first. */
-  async list(workspaceId: string, threadId: string): Promise<Execution[]> {
-    const ids = await this.redis.zrange(this.thread(workspaceId, threadId), 0, -1);
+  /** The last executions of a thread, oldest first. */
+  async list(workspaceId: string, threadId: string, limit: number): Promise<Execution[]> {
+    const ids = await this.redis.zrange(this.thread(workspaceId, threadId), -limit, -1);
     return this.all(ids);
   }
 
