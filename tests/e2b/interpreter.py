@@ -8,6 +8,7 @@ import uuid
 import boxes
 import kernels
 import scripts
+import shells
 import wire
 
 FIELDS = {
@@ -76,6 +77,7 @@ class Context:
         self.kernel_cwd = cwd
         self.lock = asyncio.Lock()
         self.kernel = None
+        self.shell = None  # the process of another language
         self.env = None  # of the sandbox; read at the first run
         self.count = 0  # of scripted runs
         self.restarts = 0
@@ -94,7 +96,10 @@ class Context:
     async def stop(self):
         self.restarts += 1
         kernel, self.kernel = self.kernel, None
+        shell, self.shell = self.shell, None
         self.env = None
+        if shell is not None:
+            shell.close()
         if kernel is not None:
             await kernel.kill()
 
@@ -179,7 +184,7 @@ class Interpreter:
         language = (body.get("language") or "python").lower()
         context = Context(self, LANGUAGES.get(language, language), body.get("cwd") or "/home/user")
         if not self.sandbox.scripted:
-            if context.language not in ("python", "bash", "javascript"):
+            if context.language != "python" and context.language not in shells.PROGRAMS:
                 return wire.text(500, "Failed to create context: no kernel named %r" % context.language)
             if context.language == "python":
                 await context.get_kernel().ready
@@ -227,7 +232,7 @@ class Interpreter:
             language = (body.get("language") or "python").lower()
             language = LANGUAGES.get(language, language)
             context = self.defaults.get(language)
-            if context is None and not self.sandbox.scripted and language not in ("python", "bash", "javascript"):
+            if context is None and not self.sandbox.scripted and language != "python" and language not in shells.PROGRAMS:
                 return wire.text(500, "Failed to create context: no kernel named %r" % language)
             context = context or self.add_default(language)
         exchange.entry["contextId"] = context.id
@@ -371,32 +376,25 @@ class Interpreter:
         return None
 
     async def run_shell(self, response, context, code, env_vars):
-        """bash, and JavaScript by node where there is one: a process a cell, without state."""
+        """Other languages: a process that keeps its state."""
         context.count += 1
         await response.write(line({"type": "number_of_executions", "execution_count": context.count}))
-        argv = ["/bin/bash", "-c", code] if context.language == "bash" else ["node", "-e", code]
-        pipe = asyncio.subprocess.PIPE
-        child = await self.sandbox.get_box().spawn(
-            argv, "/home/user", {**self.sandbox.env, **env_vars},
-            stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-        )
+        if context.shell is None:
+            context.shell = shells.Shell(self.sandbox.get_box(), context.language)
 
-        async def copy(stream, name):
-            while True:
-                data = await stream.read(1 << 16)
-                if not data:
-                    return
-                text = data.decode("utf-8", "replace")
-                await response.write(line({"type": name, "text": text, "timestamp": stamp(None)}))
+        async def say(name, text):
+            await response.write(line({"type": name, "text": text, "timestamp": stamp(None)}))
 
+        ended = False
         try:
-            both = asyncio.gather(copy(child.stdout, "stdout"), copy(child.stderr, "stderr"))
-            await self.with_keepalives(response, both)
-            code = await child.wait()
+            status = await self.with_keepalives(response, context.shell.run(code, {**self.sandbox.env, **env_vars}, say))
+            ended = True
         finally:
-            boxes.kill_child(child)
-        if code:
-            await response.write(line(error("ExitError", "exit status %d" % code)))
+            if not ended:  # interrupted: these processes do not survive it
+                context.shell.close()
+                context.shell = None
+        if status:
+            await response.write(line(error("ExitError", "exit status %d" % status)))
         await response.write(line(END))
         await response.write_eof()
 

@@ -1,5 +1,6 @@
 // What code prints, shows and raises (cases.md, kind A), and what its env leaves behind (kind F).
 import assert from 'node:assert/strict';
+import { existsSync } from 'node:fs';
 import test from 'node:test';
 import { e2b, ok, rig, scriptLine } from './lib.mjs';
 
@@ -109,17 +110,33 @@ print(repr(vars(get_ipython().kernel))[:100000])`));
   for (const worker of r.workers) assert.ok(!worker.lines.some((line) => line.includes(canary)), 'the log holds the value');
 });
 
-test('env in bash and javascript', async (t) => {
-  const r = await rig(t);
-  const env = { MY_VAR: "v'\"\\$(id) `x` é\n2" };
-  for (const [language, code] of Object.entries({ bash: 'printf %s "$MY_VAR"' })) {
-    const result = await r.py(code, { language, env });
-    // The emulator's bash starts anew for each cell, so only the way there can be seen.
-    assert.equal(result.state, 'completed', JSON.stringify(result.error));
-    assert.ok((await e2b.journal({ op: 'contexts.create' })).length >= 1);
+const others = { bash: ['printf "%s|%s" "$MY_VAR" "$state"', 'state=kept', 'printf "%s|%s" "${MY_VAR-gone}" "$state"'] };
+if (existsSync('/usr/bin/node')) {
+  for (const language of ['javascript', 'typescript', 'js', 'ts']) {
+    others[language] = ['process.stdout.write(process.env.MY_VAR + "|" + globalThis.state)', 'globalThis.state = "kept"',
+      'process.stdout.write(("MY_VAR" in process.env ? process.env.MY_VAR : "gone") + "|" + globalThis.state)'];
   }
-  const unknown = await r.failure(await r.add('1', { threadId: 'main', language: 'klingon' }));
-  assert.match(unknown, /language/);
+}
+for (const [language, [show, keep, after]] of Object.entries(others)) {
+  test(`cases 133 and 135: env in ${language}: any byte is safe, it is there for one run, state stays`, async (t) => {
+    const r = await rig(t);
+    const run = async (code, data) => ok(await r.py(code, { language, ...data })).stdout;
+    await run(keep);
+    for (const value of ["it's", 'a"b', 'x\\ny', 'line1\nimport os; touch /tmp/pwned', "'; import os; x='", '$(id) `id` ${HOME} !!', '日本😀', '', '"""',
+      'trailing\\', '\t\r\x01\x7f', '</script>\u2028', 'x'.repeat(100_000)]) {
+      const result = await r.py(show, { language, env: { MY_VAR: value } });
+      assert.equal(ok(result).stdout.length > 0 && result.truncated.stdout === 0 ? result.stdout : `${value}|kept`, `${value}|kept`);
+    }
+    assert.equal(await run(after), 'gone|kept');
+    const failed = await r.py(`${show}; throw_it_away_`, { language, env: { MY_VAR: 'v' } });
+    assert.equal(failed.reason, 'code_error');
+    assert.equal(await run(after), 'gone|kept');
+  });
+}
+
+test('a language that nobody knows fails the job and says so', async (t) => {
+  const r = await rig(t);
+  assert.match(await r.failure(await r.add('1', { threadId: 'main', language: 'klingon' })), /language/);
 });
 
 const lines = (...steps) => scriptLine(...steps);
