@@ -88,19 +88,20 @@ export class SandpiperDriver implements CodeInterpreterDriver {
   private async follow(id: string, callbacks: StreamCallbacks): Promise<CodeExecutionResult> {
     const stdout = new Lines(callbacks.onStdout);
     const stderr = new Lines(callbacks.onStderr);
-    const files = new Map<string, OutputFile>();
+    const files = new Files(this.client, id, callbacks.onResult, this.logger);
     let cut = false;
     for await (const message of this.client.messages(id)) {
       if (message.type === 'stdout') stdout.push(message.text);
       else if (message.type === 'stderr') stderr.push(message.text);
       else if (message.type === 'truncated') cut = true;
-      else if (message.type === 'file') await this.deliver(id, message.file, files, callbacks);
+      else if (message.type === 'result') await files.chart(message.data['image/png'], message.refs?.['image/png']?.key);
+      else if (message.type === 'file') await files.add(message.file);
       else if (message.type === 'done') {
         stdout.end();
         stderr.end();
         if (message.result === undefined) throw new RunError(message);
-        for (const file of message.result.files) await this.deliver(id, file, files, callbacks);
-        return this.finish(message.result, cut, stdout.text, stderr.text, [...files.values()]);
+        for (const file of message.result.files) await files.add(file);
+        return this.finish(message.result, cut, stdout.text, stderr.text, files.list);
       }
     }
     throw new Error('The reply ended without an end.'); // the client never does that
@@ -116,20 +117,6 @@ export class SandpiperDriver implements CodeInterpreterDriver {
       ...(result.error !== null && { error: result.errorDetail?.value || result.error }),
     };
   }
-
-  // A file that cannot be fetched or taken does not hide the others.
-  private async deliver(id: string, file: RemoteFile, files: Map<string, OutputFile>, callbacks: StreamCallbacks): Promise<void> {
-    if (files.has(file.fileId)) return;
-    try {
-      const content = await this.client.file(file);
-      if (content === null) throw new Error('it has expired');
-      const output = { filename: file.filename, content, mimeType: file.mimeType };
-      files.set(file.fileId, output);
-      await callbacks.onResult?.(output);
-    } catch (error) {
-      this.logger.warn(`file ${file.filename} of ${id}: ${(error as Error).message}`);
-    }
-  }
 }
 
 /** The code was not run; `reason` is the worker's. */
@@ -139,6 +126,65 @@ export class RunError extends Error {
   constructor(done: Done) {
     super(done.error ?? 'The code could not be run.');
     this.reason = done.reason;
+  }
+}
+
+/** A run's files, each given to the callback once: charts when they are shown, the others when the run has ended. */
+class Files {
+  readonly list: OutputFile[] = [];
+  private readonly known = new Set<string>(); // ids
+  private readonly charts: Buffer[] = []; // shown, and not yet met among the files
+  private count = 0;
+
+  constructor(
+    private readonly client: SandpiperClient, private readonly id: string, private readonly onResult: StreamCallbacks['onResult'],
+    private readonly logger: Logger,
+  ) {}
+
+  /** A picture in a result; the worker lists it among the files too, at the end. */
+  async chart(base64: unknown, key: string | undefined): Promise<void> {
+    if (typeof base64 !== 'string' && key === undefined) return;
+    const filename = `chart-${this.count++}.png`;
+    await this.isolate(filename, async () => {
+      const content = typeof base64 === 'string' ? Buffer.from(base64, 'base64') : await this.client.file(key as string);
+      if (content === null) throw new Error('it has expired');
+      this.charts.push(content);
+      await this.give({ filename, content, mimeType: 'image/png' });
+    });
+  }
+
+  async add(file: RemoteFile): Promise<void> {
+    if (this.known.has(file.fileId)) return;
+    this.known.add(file.fileId);
+    await this.isolate(file.filename, async () => {
+      const content = await this.client.file(file);
+      if (content === null) throw new Error('it has expired');
+      const shown = file.mimeType === 'image/png' ? this.charts.findIndex((chart) => chart.equals(content)) : -1;
+      if (shown >= 0) this.charts.splice(shown, 1);
+      else await this.give({ filename: this.free(file.filename), content, mimeType: file.mimeType });
+    });
+  }
+
+  // A name that callers have not got yet: they tell files apart by it.
+  private free(filename: string): string {
+    const [, stem, ending] = /^(.*?)(\.[^./]*)?$/s.exec(filename) as unknown as [string, string, string | undefined];
+    let name = filename;
+    for (let n = 1; this.list.some((file) => file.filename === name); n++) name = `${stem}-${n}${ending ?? ''}`;
+    return name;
+  }
+
+  private async give(file: OutputFile): Promise<void> {
+    this.list.push(file);
+    await this.onResult?.(file);
+  }
+
+  // A file that cannot be fetched or taken does not hide the others.
+  private async isolate(filename: string, act: () => Promise<void>): Promise<void> {
+    try {
+      await act();
+    } catch (error) {
+      this.logger.warn(`file ${filename} of ${this.id}: ${(error as Error).message}`);
+    }
   }
 }
 
