@@ -62,7 +62,7 @@ test('a prepared kernel gives what the plain cell gives', async (t) => {
   for (const [name, code] of Object.entries(cells)) {
     await t.test(name, async () => {
       const want = await plain(box, code);
-      const result = await r.py(code);
+      const result = await r.py(code, { env: { V: 'v' } }); // case 36
       const got = {
         stdout: result.stdout, stderr: result.stderr,
         results: result.results.map((x) => [x.data['text/plain'] ?? null, x.data['text/html'] ?? null, x.main]),

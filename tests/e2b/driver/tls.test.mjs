@@ -25,8 +25,9 @@ function certificates() {
 async function front(t, { key, cert }) {
   const names = new Set();
   const open = new Set();
-  const server = createServer({ key, cert }, (socket) => {
+  const server = createServer({ key, cert, ALPNProtocols: ['h2', 'http/1.1'] }, (socket) => {
     names.add(socket.servername);
+    assert.notEqual(socket.alpnProtocol, 'h2'); // case 26: there closing a request would not interrupt the code
     const plain = connect(Number(new URL(e2b.url).port), '127.0.0.1');
     for (const [one, other] of [[socket, plain], [plain, socket]]) {
       open.add(one);
