@@ -41,9 +41,9 @@ struct reply {
     bool wrote;         /* a call that may have written was made */
     bool is_fenced;
     long long marked_ms;       /* monotonic, when the mark was sent; 0: not */
-    struct queue_call *call;   /* the flush under way */
+    struct turn_part *call;    /* the flush under way */
     long long call_last;       /* last seq in it */
-    struct queue_call *beat;   /* a heartbeat under way */
+    struct turn_part *beat;    /* a heartbeat under way */
     void (*acked)(void *data); /* of the call under way */
     void *acked_data;
     void (*settled)(void *data); /* waits for the call under way */
@@ -86,21 +86,14 @@ static void set_fenced(struct reply *r, bool removed)
     r->fenced(removed, r->data);
 }
 
-/* The reply script's answer; true when the message was taken. */
-static bool accepted(struct reply *r, const redisReply *reply)
-{
-    if (reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
-        return true;
-    set_fenced(r, reply->type == REDIS_REPLY_INTEGER && reply->integer == -1);
-    return false;
-}
-
-static void on_beat(redisReply *reply, void *data)
+static void on_beat(bool taken, bool removed, void *data)
 {
     struct reply *r = data;
     r->beat = NULL;
-    if (accepted(r, reply))
+    if (taken)
         restart_heartbeat(r);
+    else
+        set_fenced(r, removed);
 }
 
 /* What every message begins with. Made on first need: a job without replies has none. */
@@ -126,22 +119,6 @@ static void add_reply_key(struct queue_call *call, const struct claimed_job *job
     str_fini(&suffix);
 }
 
-static struct queue_call *start_call(struct reply *r, const char *mark, long long seq)
-{
-    struct queue_call *call = queue_call_new(r->o.queue, &script_reply, 4);
-    queue_call_job_key(call, &r->o.job->id, ":lock");
-    queue_call_job_key(call, &r->o.job->id, "");
-    add_reply_key(call, r->o.job);
-    queue_call_key(call, "active");
-    queue_call_bytes(call, r->o.job->id.data, r->o.job->id.len);
-    queue_call_bytes(call, r->o.job->token.data, r->o.job->token.len);
-    queue_call_int(call, r->o.ttl_ms);
-    queue_call_str(call, mark);
-    queue_call_int(call, queue_options(r->o.queue)->lock_duration_ms);
-    queue_call_int(call, seq);
-    return call;
-}
-
 static void on_heartbeat(struct ev_loop *loop, struct ev_timer *w, int revents)
 {
     (void)loop;
@@ -150,10 +127,13 @@ static void on_heartbeat(struct ev_loop *loop, struct ev_timer *w, int revents)
     if (r->beat != NULL || r->is_fenced || r->call != NULL)
         return;
     char *text = mem_printf("%s%lld,\"type\":\"heartbeat\"}", head_of(r), r->next_seq - 1);
-    r->beat = start_call(r, "", 0);
-    queue_call_str(r->beat, text);
+    const struct str message = {text, strlen(text)};
+    r->beat = turn_say(
+        r->o.turn,
+        &(struct turn_words){
+            .job = r->o.job, .mark = "", .ttl_ms = r->o.ttl_ms, .messages = &message, .count = 1},
+        on_beat, r);
     free(text);
-    queue_call_send(r->beat, on_beat, r);
 }
 
 struct reply *reply_new(const struct reply_options *options, reply_fenced_fn fenced, void *data)
@@ -185,9 +165,9 @@ void reply_free(struct reply *r)
     ev_timer_stop(loop_of(r), &r->timer);
     ev_timer_stop(loop_of(r), &r->heartbeat);
     if (r->call != NULL)
-        queue_call_cancel(r->call);
+        turn_say_cancel(r->call);
     if (r->beat != NULL)
-        queue_call_cancel(r->beat);
+        turn_say_cancel(r->beat);
     while (r->first != NULL)
         drop_first(r);
     free(r->head);
@@ -218,14 +198,16 @@ static struct str number_first(struct reply *r)
     return (struct str){buf_steal(&text), len};
 }
 
-static void on_flushed(redisReply *reply, void *data)
+static void on_flushed(bool taken, bool removed, void *data)
 {
     struct reply *r = data;
     void (*acked)(void *) = r->acked;
     r->call = NULL;
     r->acked = NULL;
-    if (!accepted(r, reply))
+    if (!taken) {
+        set_fenced(r, removed);
         return;
+    }
     r->stored = r->call_last;
     restart_heartbeat(r);
     if (acked != NULL)
@@ -250,18 +232,21 @@ static void on_flushed(redisReply *reply, void *data)
 static void flush(struct reply *r, const char *mark, void (*acked)(void *data))
 {
     ev_timer_stop(loop_of(r), &r->timer);
-    struct queue_call *call = start_call(r, mark, r->next_seq);
-    for (int i = 0; r->first != NULL && i < FLUSH_MESSAGES; i++) {
-        struct str text = number_first(r);
-        queue_call_bytes(call, text.data, text.len);
-        str_fini(&text);
-    }
-    r->call = call;
+    struct str messages[FLUSH_MESSAGES];
+    struct turn_words words = {.job = r->o.job,
+                               .mark = mark,
+                               .first_seq = r->next_seq,
+                               .ttl_ms = r->o.ttl_ms,
+                               .messages = messages};
+    while (r->first != NULL && words.count < FLUSH_MESSAGES)
+        messages[words.count++] = number_first(r);
     r->call_last = r->next_seq - 1;
     r->acked = acked;
     r->acked_data = r->data;
     r->wrote = true;
-    queue_call_send(call, on_flushed, r);
+    r->call = turn_say(r->o.turn, &words, on_flushed, r);
+    for (size_t i = 0; i < words.count; i++)
+        str_fini(&messages[i]);
 }
 
 static void touch(struct reply *r)

@@ -115,6 +115,7 @@ static void decide(struct run *run)
     run->reply = reply_new(
         &(struct reply_options){
             .queue = run->host->queue,
+            .turn = run->host->turn,
             .job = job,
             .execution_id = run->execution_id,
             .enabled = run->job.reply,

@@ -5,11 +5,13 @@
 
 #include "worker/driver.h"
 #include "worker/queue/claim.h"
+#include "worker/queue/turn.h"
 
 struct reply;
 
 struct reply_options {
     struct queue *queue;
+    struct turn *turn;
     const struct claimed_job *job; /* outlives the reply */
     const char *execution_id;      /* outlives the reply */
     bool enabled;                  /* false: nothing is said (marks are still made) */

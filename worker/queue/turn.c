@@ -1,4 +1,4 @@
-/* Ends completed jobs and brings the next ones, those of one turn of the loop in one script call.
+/* What jobs want of Redis in one turn of the loop, in one script call.
  *
  * One call for many jobs: what a call costs (parsing, looking up, building keys, reading the
  * queue's settings) is then paid once, in Redis and here. Each call is small enough that Redis is
@@ -14,13 +14,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOBS_A_CALL  32
+#define PARTS_A_CALL 32
 #define BYTES_A_CALL (256 * 1024) /* of values and messages; one job may have more */
 
-struct turn_job {
-    struct str token;
-    bool fetch;
-    finish_fn cb;
+enum kind { KIND_COMPLETE, KIND_SAY, KINDS };
+
+struct turn_part {      /* one job's */
+    struct str token;   /* COMPLETE */
+    bool fetch;         /* COMPLETE */
+    finish_fn finished; /* COMPLETE */
+    turn_said_fn said;  /* SAY; NULL: cancelled */
     void *data;
 };
 
@@ -28,17 +31,17 @@ struct batch { /* a call; dies when Redis has answered it */
     struct batch *prev, *next;
     struct turn *turn;
     struct queue_call *call;
+    enum kind kind;
     size_t count, bytes;
-    bool sent;
-    struct turn_job jobs[JOBS_A_CALL];
+    struct turn_part parts[PARTS_A_CALL];
 };
 
 struct turn {
     struct queue *q;
-    struct str opts;     /* the same for every call */
-    struct batch *open;  /* takes jobs yet */
-    struct batch *first; /* all, the open one too */
-    bool pending, freed; /* send_open is deferred; free waits for it */
+    struct str opts;           /* the same for every call */
+    struct batch *open[KINDS]; /* they take more yet */
+    struct batch *first;       /* all, the open ones too */
+    bool pending, freed;       /* send_open is deferred; free waits for it */
 };
 
 static void batch_free(struct batch *b)
@@ -47,12 +50,11 @@ static void batch_free(struct batch *b)
     if (b->next != NULL)
         b->next->prev = b->prev;
     for (size_t i = 0; i < b->count; i++)
-        str_fini(&b->jobs[i].token);
+        str_fini(&b->parts[i].token);
     free(b);
 }
 
-/* The answers of one call, each to its job. */
-static void on_answer(redisReply *reply, void *data)
+static void on_completed(redisReply *reply, void *data)
 {
     struct batch *b = data;
     struct claim_batch fetched;
@@ -61,21 +63,34 @@ static void on_answer(redisReply *reply, void *data)
         codes = reply->element[0];
     claim_batch_init(&fetched, codes != NULL ? reply : NULL);
     for (size_t i = 0; i < b->count; i++) {
-        struct turn_job *job = &b->jobs[i];
+        struct turn_part *part = &b->parts[i];
         struct claim_answer answer = {NULL, 0, 0};
         /* A script that failed says nothing of single jobs: each is ended by itself then. */
         bool ended = codes != NULL && i < codes->elements && codes->element[i]->integer == 0;
-        if (ended && job->fetch)
-            claim_batch_next(&fetched, &job->token, &answer);
-        job->cb(ended ? FINISH_RESULT_OK : FINISH_RESULT_UNCOMMON, &answer, job->data);
+        if (ended && part->fetch)
+            claim_batch_next(&fetched, &part->token, &answer);
+        part->finished(ended ? FINISH_RESULT_OK : FINISH_RESULT_UNCOMMON, &answer, part->data);
+    }
+    batch_free(b);
+}
+
+static void on_said(redisReply *reply, void *data)
+{
+    struct batch *b = data;
+    for (size_t i = 0; i < b->count; i++) {
+        const struct turn_part *part = &b->parts[i];
+        bool told = reply->type == REDIS_REPLY_ARRAY && i < reply->elements;
+        long long code = told ? reply->element[i]->integer : -7;
+        if (part->said != NULL)
+            part->said(code == 0, code == -1, part->data);
     }
     batch_free(b);
 }
 
 static void send_batch(struct batch *b)
 {
-    b->sent = true;
-    queue_call_send(b->call, on_answer, b);
+    b->turn->open[b->kind] = NULL;
+    queue_call_send(b->call, b->kind == KIND_COMPLETE ? on_completed : on_said, b);
 }
 
 static void send_open(void *data)
@@ -86,10 +101,9 @@ static void send_open(void *data)
         free(t);
         return;
     }
-    struct batch *b = t->open;
-    t->open = NULL;
-    if (b != NULL)
-        send_batch(b);
+    for (int kind = 0; kind < KINDS; kind++)
+        if (t->open[kind] != NULL)
+            send_batch(t->open[kind]);
 }
 
 static struct str pack_opts(const struct queue *q)
@@ -116,8 +130,9 @@ struct turn *turn_new(struct queue *q)
 
 void turn_free(struct turn *t)
 {
-    if (t->open != NULL)
-        queue_call_discard(t->open->call);
+    for (int kind = 0; kind < KINDS; kind++)
+        if (t->open[kind] != NULL)
+            queue_call_discard(t->open[kind]->call);
     while (t->first != NULL)
         batch_free(t->first);
     str_fini(&t->opts);
@@ -126,24 +141,50 @@ void turn_free(struct turn *t)
         free(t);
 }
 
-static struct batch *open_batch(struct turn *t)
+static struct batch *open_batch(struct turn *t, enum kind kind)
 {
     struct batch *b = mem_alloc(sizeof *b);
     b->turn = t;
+    b->kind = kind;
     b->next = t->first;
     if (t->first != NULL)
         t->first->prev = b;
-    t->first = b;
-    b->call = queue_call_new(t->q, &script_turn, 1);
-    queue_call_key(b->call, "wait");
+    t->first = t->open[kind] = b;
+    b->call = queue_call_new(t->q, kind == KIND_COMPLETE ? &script_turn : &script_reply, 1);
+    queue_call_key(b->call, kind == KIND_COMPLETE ? "wait" : "active");
     queue_call_str(b->call, queue_prefix(t->q));
-    queue_call_int(b->call, text_now_ms());
-    queue_call_bytes(b->call, t->opts.data, t->opts.len);
-    t->open = b;
+    if (kind == KIND_COMPLETE) {
+        queue_call_int(b->call, text_now_ms());
+        queue_call_bytes(b->call, t->opts.data, t->opts.len);
+    } else {
+        queue_call_int(b->call, queue_options(t->q)->lock_duration_ms);
+    }
     if (!t->pending)
         reaper_defer(send_open, t);
     t->pending = true;
     return b;
+}
+
+static struct batch *batch_for(struct turn *t, enum kind kind)
+{
+    return t->open[kind] != NULL ? t->open[kind] : open_batch(t, kind);
+}
+
+/* The part is complete: its arguments are in the call. */
+static void close_part(struct batch *b, size_t bytes)
+{
+    b->count++;
+    b->bytes += bytes;
+    if (b->count == PARTS_A_CALL || b->bytes >= BYTES_A_CALL)
+        send_batch(b);
+}
+
+static size_t messages_size(const struct str *messages, size_t count)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < count; i++)
+        size += messages[i].len;
+    return size;
 }
 
 /* keepJobs as turn.lua wants it: the two common cases need no decoding. */
@@ -184,14 +225,31 @@ static void add_job(struct queue_call *call, const struct finish *f,
 
 void turn_complete(struct turn *t, const struct finish *f, finish_fn cb, void *data)
 {
-    struct batch *b = t->open != NULL ? t->open : open_batch(t);
+    struct batch *b = batch_for(t, KIND_COMPLETE);
     add_job(b->call, f, finish_keep_of(t->q, f));
-    b->jobs[b->count++] = (struct turn_job){str_copy(&f->job->token), f->fetch_next, cb, data};
-    b->bytes += f->value_len;
-    for (size_t i = 0; i < f->message_count; i++)
-        b->bytes += f->messages[i].len;
-    if (b->count == JOBS_A_CALL || b->bytes >= BYTES_A_CALL) {
-        t->open = NULL;
-        send_batch(b);
-    }
+    b->parts[b->count] = (struct turn_part){
+        .token = str_copy(&f->job->token), .fetch = f->fetch_next, .finished = cb, .data = data};
+    close_part(b, f->value_len + messages_size(f->messages, f->message_count));
+}
+
+struct turn_part *turn_say(struct turn *t, const struct turn_words *w, turn_said_fn cb, void *data)
+{
+    struct batch *b = batch_for(t, KIND_SAY);
+    struct turn_part *part = &b->parts[b->count];
+    queue_call_bytes(b->call, w->job->id.data, w->job->id.len);
+    queue_call_bytes(b->call, w->job->token.data, w->job->token.len);
+    queue_call_int(b->call, w->ttl_ms);
+    queue_call_str(b->call, w->mark);
+    queue_call_int(b->call, w->first_seq);
+    queue_call_int(b->call, (long long)w->count);
+    for (size_t i = 0; i < w->count; i++)
+        queue_call_bytes(b->call, w->messages[i].data, w->messages[i].len);
+    *part = (struct turn_part){.said = cb, .data = data};
+    close_part(b, messages_size(w->messages, w->count));
+    return part;
+}
+
+void turn_say_cancel(struct turn_part *part)
+{
+    part->said = NULL;
 }

@@ -21,7 +21,7 @@ extern const struct redis_script script_updateProgress;          /* 3 keys */
 /* Ours; KEYS and ARGV are in the head of worker/queue/lua/<name>.lua. */
 extern const struct redis_script script_claim;   /* 1 key */
 extern const struct redis_script script_turn;    /* 1 key */
-extern const struct redis_script script_reply;   /* 4 keys */
+extern const struct redis_script script_reply;   /* 1 key */
 extern const struct redis_script script_removed; /* 5 keys */
 extern const struct redis_script script_file;    /* 4 keys */
 extern const struct redis_script script_locks;   /* 2 keys */

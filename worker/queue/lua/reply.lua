@@ -1,11 +1,12 @@
 --[[
-  Appends reply messages of a running job, fenced by its lock token, and (with the first) marks the run: then the lock
-  also begins a new life, so that the worker knows until when the code may be delivered. The mark implements
+  Appends reply messages of running jobs, each job's fenced by its lock token, and (with the first) marks the run: then
+  the lock also begins a new life, so that the worker knows until when the code may be delivered. The mark implements
   `set_mark` of tests/model/sandpiper.pml, and the fence its `fenced`.
-  KEYS: <job>:lock, <job>, <prefix>reply:<job>, active
-  ARGV: job id, token, ttl of the reply (ms), mark or "", life of the lock (ms), first seq (0: publish only, a
-    heartbeat), message ...
-  Returns 0; -1 no job; -2 no lock; -6 the lock is another's.
+  KEYS: active
+  ARGV: prefix, life of a lock (ms), then for each job: id, token, ttl of the reply (ms), mark or "", first seq (0:
+    publish only, a heartbeat), how many messages, message ...
+  Returns for each job 0; -1 no job; -2 no lock; -6 the lock is another's; -7 Redis does not take its messages. An
+  error that passes (no memory) is that of the whole call: it can be made again.
 ]]
 local rcall = redis.call
 
@@ -13,25 +14,43 @@ local rcall = redis.call
 --- @include "replies"
 --- @include "revive"
 
-local jobId, token, ttl, mark, first = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[6])
-local lock = rcall("GET", KEYS[1])
-if rcall("EXISTS", KEYS[2]) == 0 then return -1 end
-if not lock and not spRevive(KEYS[2], KEYS[4], jobId, token, 5000) then return -2 end
-if lock and lock ~= token then return -6 end
+local prefix, first, locks = ARGV[1], {}, {}
+local at = 3
+while ARGV[at] do
+    first[#first + 1] = at
+    locks[#first] = prefix .. ARGV[at] .. ":lock"
+    at = at + 6 + ARGV[at + 5]
+end
+local held = rcall("MGET", unpack(locks))
 
-local messages = {}
-for i = 7, #ARGV do messages[#messages + 1] = ARGV[i] end
-if first == 0 then
-    for i = 1, #messages do rcall("PUBLISH", KEYS[3], messages[i]) end
-elseif #messages > 0 then
-    -- No number kept: nothing was said since the job's last `done`, so an older stream is history.
-    if rcall("HEXISTS", KEYS[2], "sp:seq") == 0 then rcall("DEL", KEYS[3]) end
-    local err = spAppend(KEYS[3], first, messages, ttl)
-    if err then return err end
-    rcall("HSET", KEYS[2], "sp:seq", first + #messages - 1)
+-- What is to be said of one job; its code, or the error of a call that should be made again.
+local function spSay(lock, i)
+    local jobId, token, mark = ARGV[i], ARGV[i + 1], ARGV[i + 3]
+    local seq, count = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+    local jobKey, replyKey = prefix .. jobId, prefix .. "reply:" .. jobId
+    local f = rcall("HMGET", jobKey, "sp:seq", "timestamp")
+    if not f[2] and rcall("EXISTS", jobKey) == 0 then return -1 end
+    if not lock and not spRevive(jobKey, KEYS[1], jobId, token, 5000) then return -2 end
+    if lock and lock ~= token then return -6 end
+    if seq == 0 then
+        for k = 1, count do rcall("PUBLISH", replyKey, ARGV[i + 5 + k]) end
+    elseif count > 0 then
+        -- No number kept: nothing was said since the job's last `done`, so an older stream is history.
+        if not f[1] then rcall("DEL", replyKey) end
+        local err = spAppend(replyKey, seq, {unpack(ARGV, i + 6, i + 5 + count)}, ARGV[i + 2])
+        if err then return string.find(err["err"], "OOM", 1, true) and err or -7 end
+        rcall("HSET", jobKey, "sp:seq", string.format("%d", seq + count - 1))
+    end
+    if mark ~= "" then
+        rcall("HSET", jobKey, "sp:run", mark)
+        rcall("PEXPIRE", prefix .. jobId .. ":lock", ARGV[2])
+    end
+    return 0
 end
-if mark ~= "" then
-    rcall("HSET", KEYS[2], "sp:run", mark)
-    rcall("PEXPIRE", KEYS[1], ARGV[5])
+
+local codes = {}
+for n, i in ipairs(first) do
+    codes[n] = spSay(held[n], i)
+    if type(codes[n]) == "table" then return codes[n] end
 end
-return 0
+return codes
