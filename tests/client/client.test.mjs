@@ -205,7 +205,7 @@ const ends = [ // [what, how, options of the rig, the end]
   ['reply: false, code that raises', (r) => r.add([raise()], { reply: false }), {}, ['error', 'code_error']],
   ['reply: false, cancelled', async (r) => {
     const job = await r.add([{ hang: true }], { reply: false });
-    await waitFor(() => r.state(job).then((s) => s === 'active'), { what: 'active' });
+    await waitFor(() => r.redis.hget(`${r.P}${job.id}`, 'sp:run'), { timeout: LONG, what: 'its code is delivered' });
     await r.redis.xadd(`${r.P}stream:control`, '*', 'cancel', job.id);
     return job;
   }, {}, ['error', 'cancelled']],
