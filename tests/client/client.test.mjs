@@ -98,17 +98,17 @@ test('2000 chunks: early, late, after the end, in five pieces, five reconnects: 
 
 test('an early reader hears output while the code runs, and one connection serves 200 jobs', async (t) => {
   const r = await rig(t);
-  const client = clientOf(t, r);
-  const listeners = async () => (await r.redis.client('LIST', 'TYPE', 'pubsub')).split('\n').filter(Boolean).length;
-  const before = await listeners();
-  const jobs = await Promise.all(Array.from({ length: 200 }, (_, i) => r.add([say(`a${i}`), wait(20), say(`b${i}`)])));
+  const client = clientOf(t, r, { connection: redis.client({ connectionName: 'many' }) });
+  const listeners = async () => (await named(r, 'many')).filter((line) => !/ sub=0 /.test(line)).length;
+  const jobs = await Promise.all(Array.from({ length: 200 }, (_, i) => r.add([say(`a${i}`), wait(100), say(`b${i}`)])));
   const readers = jobs.map((job) => read(client, job.id));
+  await waitFor(async () => (await listeners()) === 1, { timeout: LONG, what: 'the subscription' });
   const all = await within(LONG, Promise.all(readers), '200 readers');
   all.forEach((messages, i) => assert.equal(textOf(messages), `a${i}b${i}`));
   const live = await r.add([say('now'), { hang: true }]);
   for await (const message of client.messages(live.id)) {
     if (message.type === 'stdout') {
-      assert.equal(await listeners(), before + 1);
+      assert.equal(await listeners(), 1);
       await client.cancel(live.id);
     }
     if (message.type === 'done') assert.equal(message.reason, 'cancelled');

@@ -67,8 +67,9 @@ test('events: cut in mid-run and resumed at the last id: nothing twice, nothing 
 
 test('position: who waits is told how many are ahead, and sees its run begin', async () => {
   const { s, r } = shared;
-  const ids = [];
-  for (const steps of [[say('a'), hang], [say('b')], [say('c')]]) ids.push(await s.run('place', script(...steps)));
+  const ids = [await s.run('place', script(say('a'), hang))];
+  await s.untilOutput(ids[0]);
+  for (const steps of [[say('b')], [say('c')]]) ids.push(await s.run('place', script(...steps)));
   const seen = [];
   const reader = (async () => {
     for await (const event of s.events(ids[2])) {
@@ -87,7 +88,7 @@ test('cancel: a waiting one and a running one; one that has ended says so', asyn
   const { s } = shared;
   const running = await s.run('cancel', script(say('x'), hang));
   const waiting = await s.run('cancel', script(say('never')));
-  await waitFor(async () => (await s.get(running)).state === 'running', { timeout: LONG, what: 'running' });
+  await s.untilOutput(running);
   assert.deepEqual([(await s.get(waiting)).state, (await s.get(waiting)).ahead], ['waiting', 1]);
   for (const id of [waiting, running]) {
     const { status, body } = await s.call('POST', `/executions/${id}/cancel`);
@@ -148,7 +149,7 @@ test('a value too large for a message has an address', async () => {
 test('another workspace sees nothing: lists, events, files, cancels; its thread of that name is another', async () => {
   const { s, r } = shared;
   const id = await s.run('secret', script({ file: 'f.txt', content: 'secret' }, say('x'), hang));
-  await waitFor(async () => (await s.get(id)).state === 'running', { timeout: LONG, what: 'running' });
+  await s.untilOutput(id);
   const who = 'eve';
   for (const [method, path] of [['GET', ''], ['GET', '/events'], ['POST', '/cancel'], ['GET', '/files/f.txt'], ['GET', '/values/0']]) {
     assert.equal((await s.call(method, `/executions/${id}${path}`, { who })).status, 404, path);
@@ -171,7 +172,7 @@ test('a thread is removed: what it has is cancelled, its sandbox ended, its list
   const { s, r } = shared;
   await s.all(await s.run('gone', script({ state: 'n' })));
   const running = await s.run('gone', script(say('x'), hang));
-  await waitFor(async () => (await s.get(running)).state === 'running', { timeout: LONG, what: 'running' });
+  await s.untilOutput(running);
   assert.equal((await s.call('DELETE', '/threads/gone')).status, 204);
   assert.deepEqual((await s.call('GET', '/threads/gone/executions')).body, []);
   assert.ok(!(await s.call('GET', '/threads')).body.some((one) => one.threadId === 'gone'));

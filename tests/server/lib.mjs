@@ -47,6 +47,11 @@ export async function startServer(t, r, { env = {}, url } = {}) {
     for await (const event of self.events(id, options)) all.push(event);
     return all;
   };
+  /** Until this execution has printed something. */
+  self.untilOutput = async (id) => {
+    for await (const event of self.events(id)) if (event.event === 'stdout') return;
+    throw new Error(`${id} ended without output`);
+  };
   self.get = async (id, who) => (await self.call('GET', `/executions/${id}`, { who })).body;
   self.waitEnd = (id) => waitFor(async () => {
     const one = await self.get(id);
