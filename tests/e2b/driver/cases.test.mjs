@@ -156,13 +156,13 @@ test('case 72: a life that cannot be set once costs nothing', async (t) => {
 });
 
 test('case 77: an old sandbox in use is not swept', async (t) => {
-  const r = await rig(t, { env: { E2B_DEPLOYMENT_ID: deployment, E2B_SWEEP_INTERVAL_MS: '500', CODE_INTERPRETER_SESSION_MAX_AGE_MS: '60000' } });
+  const r = await rig(t, { env: { E2B_DEPLOYMENT_ID: deployment, E2B_SWEEP_INTERVAL_MS: '500', CODE_INTERPRETER_SESSION_MAX_AGE_MS: '3600000' } });
   ok(await r.py('x = 1'));
   await r.quiet();
   const { sandbox } = await r.record();
   await e2b.patch(sandbox, { startedAt: Date.now() / 1000 - 8 * 86400 });
-  const strange = await makeBox({ twentySessionId: ':strange' }); // never in any record, so its start counts
-  await e2b.patch(strange.sandboxID, { startedAt: Date.now() / 1000 - 8 * 86400 });
+  const strange = await makeBox({ twentySessionId: ':strange' });
+  await r.redis.hset(`${r.P}thread::strange`, 'claim', String(Date.now() - 2 * 3600_000)); // its last use
   for (const id of [sandbox, strange.sandboxID]) await e2b.act(id, 'pause');
   await waitFor(async () => !(await e2b.sandboxes()).some((s) => s.id === strange.sandboxID), { timeout: 60_000, what: 'a sweep' });
   assert.equal(ok(await r.py('print(x)')).stdout, '1\n');

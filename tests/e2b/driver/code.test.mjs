@@ -197,7 +197,7 @@ test('input() fails fast', async (t) => {
   const begun = Date.now();
   const result = await r.py('name = input("Your name? ")');
   assert.equal(result.state, 'error');
-  assert.ok(Date.now() - begun < 8000);
+  assert.ok(Date.now() - begun < 30_000);
 });
 
 test('a line beyond the limit is left out, and reading goes on behind it', async (t) => {
