@@ -147,7 +147,7 @@ static void on_read(struct redis *r, redisReply *reply, void *data)
     if (reply == NULL) /* on_state goes on, from the last entry read */
         return;
     if (reply->type == REDIS_REPLY_ERROR) {
-        log_warn("stream:control cannot be read: %s", reply->str);
+        queue_say_refused(c->q, "to read stream:control", reply);
         pause_then_read(c);
         return;
     }

@@ -151,7 +151,7 @@ static json_t *store_value(struct outputs *s, const char *bytes, size_t len)
     long long file_max = settings_int(s->o.settings, SETTING_FILE_MAX_BYTES);
     long long all_max = settings_int(s->o.settings, SETTING_FILES_MAX_BYTES);
     if ((long long)len > file_max || s->total + (long long)len > all_max ||
-        s->o.job->upload.url != NULL)
+        s->o.job->upload.url != NULL || queue_is_tight(s->o.queue))
         return NULL;
     char *key = new_key(s);
     for (size_t at = 0; at < len || at == 0; at += PIECE_BYTES) {
@@ -440,15 +440,16 @@ static void next_item(struct outputs *s)
         return;
     }
     const char *why = over_limits(s);
+    bool uploads = s->o.job->upload.url != NULL;
+    if (why == NULL && !uploads && queue_is_tight(s->o.queue))
+        why = "Redis is short of memory (REDIS_MEMORY_WATERMARK_PERCENT)";
     if (why != NULL) {
         item_failed(s, why);
         return;
     }
     s->total += s->size;
-    bool uploads = s->o.job->upload.url != NULL;
-    s->target = s->o.job->inline_files && s->size <= INLINE_MAX ? TO_RESULT
-                : uploads                                       ? TO_UPLOAD
-                                                                : TO_KEY;
+    bool in_result = s->o.job->inline_files && s->size <= INLINE_MAX && !queue_is_tight(s->o.queue);
+    s->target = in_result ? TO_RESULT : uploads ? TO_UPLOAD : TO_KEY;
     if (s->target == TO_UPLOAD && (s->spool = spool_open()) < 0) {
         item_failed(s, strerror(errno));
         return;

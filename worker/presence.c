@@ -34,19 +34,18 @@ static void command(struct presence *p, int argc, const char *const *argv)
     queue_command(p->q, argc, argv, NULL, NULL, NULL);
 }
 
-void presence_refresh(struct presence *p)
+/* The driver that the next job would get. */
+static void tell(struct presence *p, const char *driver, const char *why)
 {
-    if (!queue_is_ready(p->q) || p->leaving)
-        return;
     const struct queue_options *o = queue_options(p->q);
-    char host[256] = "", now[32], started[32], runs[32], old[32], pid[16];
-    const char *why, *driver = factory_describe(p->settings, &why);
+    char host[256] = "", now[32], started[32], runs[32], old[32], pid[16], client[24];
     gethostname(host, sizeof host - 1);
     snprintf(pid, sizeof pid, "%d", (int)getpid());
     snprintf(now, sizeof now, "%lld", text_now_ms());
     snprintf(old, sizeof old, "%lld", text_now_ms() - FORGET_MS);
     snprintf(started, sizeof started, "%lld", p->started);
     snprintf(runs, sizeof runs, "%lld", p->host.running(p->host.data));
+    snprintf(client, sizeof client, "%lld", p->host.client(p->host.data));
     bool enabled = strcmp(driver, "DISABLED") != 0 && strcmp(driver, "INVALID") != 0;
     const char *const set[] = {"HSET",      p->key,
                                "host",      host,
@@ -59,6 +58,7 @@ void presence_refresh(struct presence *p)
                                "running",   runs,
                                "draining",  p->host.draining(p->host.data) ? "1" : "0",
                                "intake",    p->host.intake(p->host.data),
+                               "client",    client,
                                "startedAt", started,
                                "seenAt",    now};
     const char *const expire[] = {"PEXPIRE", p->key, EXPIRE_MS};
@@ -70,6 +70,31 @@ void presence_refresh(struct presence *p)
     command(p, 4, add);
     command(p, 4, trim);
     command(p, 3, keep);
+}
+
+static void on_runtime(struct redis *r, redisReply *reply, void *data)
+{
+    (void)r;
+    struct presence *p = data;
+    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY || p->leaving)
+        return;
+    const char **fields = mem_alloc((reply->elements + 1) * sizeof *fields);
+    char err[256] = "";
+    for (size_t i = 0; i < reply->elements; i++)
+        fields[i] = reply->element[i]->str != NULL ? reply->element[i]->str : "";
+    struct settings *s =
+        settings_overlay(p->settings, fields, reply->elements / 2, err, sizeof err);
+    const char *why = err, *driver = s != NULL ? factory_describe(s, &why) : "INVALID";
+    tell(p, driver, why);
+    settings_free(s);
+    free(fields);
+}
+
+void presence_refresh(struct presence *p)
+{
+    const char *const get[] = {"HGETALL", "settings:runtime"};
+    if (!p->leaving)
+        queue_command(p->q, 2, get, NULL, on_runtime, p);
 }
 
 static void has_left(struct presence *p)

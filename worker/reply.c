@@ -39,6 +39,7 @@ struct reply {
     long long bytes;    /* stored or pending */
     bool full;          /* the cap was met and said */
     bool wrote;         /* a call that may have written was made */
+    bool is_short;      /* Redis was short of memory: nothing but `started` and `retrying` */
     bool is_fenced;
     long long marked_ms;       /* monotonic, when the mark was sent; 0: not */
     struct turn_part *call;    /* the flush under way */
@@ -285,11 +286,24 @@ static size_t json_cost(const char *text, size_t len)
     return cost;
 }
 
+/* Once short a reply stays so: what is stored is its beginning, without a gap. */
+static bool is_short(struct reply *r)
+{
+    if (!r->is_short && queue_is_tight(r->o.queue))
+        r->is_short = true;
+    return r->is_short;
+}
+
+bool reply_is_short(const struct reply *r)
+{
+    return r->is_short;
+}
+
 /* Counts bytes against the cap. False: they are not to be stored; the first time, one message says
  * so. */
 static bool has_room(struct reply *r, size_t len)
 {
-    if (!r->o.enabled || r->is_fenced || r->full)
+    if (!r->o.enabled || r->is_fenced || r->full || is_short(r))
         return false;
     if (r->bytes + (long long)len <= r->o.max_bytes) {
         r->bytes += (long long)len;
@@ -324,7 +338,9 @@ void reply_output(struct reply *r, enum driver_stream stream, const char *text, 
 void reply_message_text(struct reply *r, const char *type, const char *members, size_t len,
                         bool always)
 {
-    bool wanted = r->o.enabled && !r->is_fenced;
+    bool kept =
+        strcmp(type, "started") == 0 || strcmp(type, "retrying") == 0 || strcmp(type, "done") == 0;
+    bool wanted = r->o.enabled && !r->is_fenced && (kept || !is_short(r));
     if (!wanted || (!always && !has_room(r, len + ENVELOPE_BYTES)))
         return;
     struct message *m = append(r, -1, MESSAGE_MAX);

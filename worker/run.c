@@ -209,6 +209,9 @@ void run_settle_and_finish(struct run *run)
     run_enter(run, RUN_SETTLING);
     ev_timer_stop(run->host->loop, &run->timer);
     job_log_flush(run->log);
+    if (reply_is_short(run->reply))
+        result_warn(&run->result, "Redis is short of memory (REDIS_MEMORY_WATERMARK_PERCENT): the "
+                                  "reply has no output beside this result");
     reply_settle(run->reply, finish);
 }
 

@@ -18,6 +18,7 @@
 #include "worker/queue/stats.h"
 #include "worker/queue/turn.h"
 #include "worker/run.h"
+#include "worker/server_watch.h"
 #include "worker/thread_records.h"
 
 #include <ev.h>
@@ -50,6 +51,7 @@ struct worker {
     struct intake *intake;
     struct control *control;
     struct presence *presence;
+    struct server_watch *watch;
     struct stats *stats;
     struct ops *ops;
     struct factory *factory;
@@ -417,6 +419,11 @@ static const char *intake_state(void *data)
     return w->intake != NULL ? intake_describe(w->intake) : "off";
 }
 
+static long long marker_id(void *data)
+{
+    return marker_client(((struct worker *)data)->marker);
+}
+
 static void on_intake_changed(void *data)
 {
     presence_refresh(((struct worker *)data)->presence);
@@ -521,8 +528,11 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     w->control = control_new(w->queue, &url,
                              &(struct control_host){stop_job, stop_thread, fail_cancelled, w});
     w->stats = stats_new(w->queue, settings_int(settings, SETTING_STALLED_INTERVAL_MS));
-    w->presence = presence_new(w->queue, settings,
-                               &(struct presence_host){running, is_draining, intake_state, w});
+    w->watch = server_watch_new(w->queue, w->marker,
+                                settings_int(settings, SETTING_REDIS_MEMORY_WATERMARK_PERCENT));
+    w->presence =
+        presence_new(w->queue, settings,
+                     &(struct presence_host){running, is_draining, intake_state, marker_id, w});
     struct driver_host host = {.loop = loop,
                                .replica_id = w->replica_id,
                                .lock_duration_ms =
@@ -562,6 +572,7 @@ void worker_free(struct worker *w)
     locks_free(w->locks);
     http_free(w->http);
     presence_free(w->presence);
+    server_watch_free(w->watch);
     turn_free(w->turn);
     queue_free(w->queue);
     settings_free(w->settings);

@@ -12,6 +12,7 @@ struct presence_host { /* what it asks for; data is handed back */
     long long (*running)(void *data);
     bool (*draining)(void *data);
     const char *(*intake)(void *data); /* of the stream; see intake_describe */
+    long long (*client)(void *data);   /* CLIENT ID of the connection that waits for work; 0 */
     void *data;
 };
 struct presence *presence_new(struct queue *q, const struct settings *settings,

@@ -72,7 +72,7 @@ test('the slot is moved while jobs run: scripts wait, the queue goes on, nothing
     const [from, line] = [r.worker.lines.length, { timeout: minute }];
     await site.move(to, /:(lease|parked|thread):/, async () => {
       // Scripts that would find the keys they name, and miss others in mid-work, are refused at their door.
-      for (const what of [/slot is being moved/, /refused wake for now: (TRYAGAIN|ASK)/, /refused the renewal of locks for now: (TRYAGAIN|ASK)/]) {
+      for (const what of [/slot is being moved/, /refused wake for now: (TRYAGAIN|ASK)/]) {
         await r.worker.waitLine(what, { ...line, from });
       }
     });

@@ -20,7 +20,8 @@ static struct redis_server server;
 static int tls_port;
 
 struct probe {
-    int ups, answers, nulls;
+    int ups, answers, nulls, failures;
+    char why[200]; /* of the last failure */
     long long integer;
 };
 
@@ -30,6 +31,15 @@ static void on_state(struct redis *r, bool ready, const char *reason, void *data
     (void)r;
     (void)reason;
     p->ups += ready;
+}
+
+static void on_failed(struct redis *r, const char *reason, bool permanent, void *data)
+{
+    struct probe *p = data;
+    (void)r;
+    (void)permanent;
+    p->failures++;
+    snprintf(p->why, sizeof(p->why), "%s", reason);
 }
 
 static void on_reply(struct redis *r, redisReply *reply, void *data)
@@ -128,6 +138,22 @@ static struct redis *dial(struct probe *p, const char *host)
     return r;
 }
 
+/* With REDIS_TLS_CA_FILE and so on: names of files in the server's folder, or NULL. */
+static struct redis *dial_with(struct probe *p, const char *ca, const char *cert, const char *key)
+{
+    struct redis_url url;
+    char text[128], err[200];
+    snprintf(text, sizeof(text), "rediss://localhost:%d", tls_port);
+    assert_int_equal(redis_url_parse(text, &url, err, sizeof(err)), 0);
+    url.tls_files.ca = ca ? mem_printf("%s/%s", server.dir, ca) : NULL;
+    url.tls_files.cert = cert ? mem_printf("%s/%s", server.dir, cert) : NULL;
+    url.tls_files.key = key ? mem_printf("%s/%s", server.dir, key) : NULL;
+    struct redis_options options = {.url = &url, .label = "tls", .on_failed = on_failed};
+    struct redis *r = redis_new(loop, &options, on_state, p);
+    redis_url_fini(&url);
+    return r;
+}
+
 static void test_tls(void **state)
 {
     struct probe p = {0};
@@ -162,6 +188,36 @@ static void test_wrong_name(void **state)
     redis_free(r);
 }
 
+/* CA and client certificate from files of our own; the server asks for one from here on. */
+static void test_files(void **state)
+{
+    char command[512];
+    struct probe own = {0}, none = {0}, wrong = {0}, fine = {0};
+    (void)state;
+    setenv("SSL_CERT_FILE", "/nonexistent", 1); /* the system knows no CA */
+    snprintf(command, sizeof(command),
+             "redis-cli -s %s/r.sock CONFIG SET tls-auth-clients yes >/dev/null && "
+             "cp %s/key.pem %s/other.pem && : >%s/empty.pem",
+             server.dir, server.dir, server.dir, server.dir);
+    shell(command);
+
+    struct redis *r = dial_with(&own, NULL, NULL, NULL);
+    assert_true(run_for(&own.failures, 1, 60)); /* an unknown CA */
+    assert_int_equal(own.ups, 0);
+    redis_free(r);
+    r = dial_with(&none, "cert.pem", NULL, NULL);
+    assert_true(run_for(&none.failures, 1, 60)); /* no certificate of ours */
+    assert_int_equal(none.ups, 0);
+    redis_free(r);
+    r = dial_with(&wrong, "cert.pem", "empty.pem", "key.pem");
+    assert_true(run_for(&wrong.failures, 1, 60));
+    assert_non_null(strstr(wrong.why, "REDIS_TLS_CERT_FILE"));
+    redis_free(r);
+    r = dial_with(&fine, "cert.pem", "cert.pem", "other.pem");
+    assert_true(run_for(&fine.ups, 1, 60));
+    redis_free(r);
+}
+
 #else
 
 static int set_up(void **state)
@@ -188,6 +244,12 @@ static void test_wrong_name(void **state)
     skip();
 }
 
+static void test_files(void **state)
+{
+    (void)state;
+    skip();
+}
+
 #endif
 
 int main(void)
@@ -195,6 +257,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tls),
         cmocka_unit_test(test_wrong_name),
+        cmocka_unit_test(test_files),
     };
     return cmocka_run_group_tests_name("redis_tls", tests, set_up, tear_down);
 }

@@ -17,10 +17,12 @@
 struct marker {
     struct queue *q;
     struct redis *redis;
+    char *name; /* of the connection, without the worker's own */
     struct ev_timer pause;
     marker_fn woke;
     void *data;
     bool waiting;
+    long long client; /* CLIENT ID of the connection; 0: not known */
 };
 
 static void wake(struct marker *m, long long next_delayed_at)
@@ -39,13 +41,35 @@ static void on_pause_over(struct ev_loop *loop, struct ev_timer *w, int revents)
     wake(w->data, 0);
 }
 
+static void on_client_id(struct redis *r, redisReply *reply, void *data)
+{
+    (void)r;
+    struct marker *m = data;
+    if (reply != NULL && reply->type == REDIS_REPLY_INTEGER)
+        m->client = reply->integer;
+}
+
+long long marker_client(const struct marker *m)
+{
+    return m->client;
+}
+
+const char *marker_name(const struct marker *m)
+{
+    return m->name;
+}
+
 static void on_state(struct redis *r, bool ready, const char *reason, void *data)
 {
     (void)r;
     (void)reason;
+    static const char *const ask[] = {"CLIENT", "ID"};
     struct marker *m = data;
-    if (ready) /* whatever was added while we were away */
-        wake(m, 0);
+    m->client = 0;
+    if (!ready)
+        return;
+    redis_command(m->redis, 2, ask, NULL, 0, on_client_id, m);
+    wake(m, 0); /* whatever was added while we were away */
 }
 
 struct marker *marker_new(struct queue *q, const struct redis_url *url)
@@ -54,9 +78,9 @@ struct marker *marker_new(struct queue *q, const struct redis_url *url)
     struct marker *m = mem_alloc(sizeof *m);
     m->q = q;
     char *encoded = b64_encode(o->name, strlen(o->name));
-    char *name = o->worker_name[0] != '\0'
-                     ? mem_printf("%s:%s:w:%s", o->prefix, encoded, o->worker_name)
-                     : mem_printf("%s:%s", o->prefix, encoded);
+    m->name = mem_printf("%s:%s", o->prefix, encoded);
+    char *name = o->worker_name[0] != '\0' ? mem_printf("%s:w:%s", m->name, o->worker_name)
+                                           : mem_strdup(m->name);
     ev_timer_init(&m->pause, on_pause_over, 0, 0);
     m->pause.data = m;
     m->redis = redis_new(
@@ -72,6 +96,7 @@ void marker_free(struct marker *m)
     m->waiting = false;
     redis_free(m->redis); /* its callbacks may start the timer yet */
     ev_timer_stop(queue_options(m->q)->loop, &m->pause);
+    free(m->name);
     free(m);
 }
 

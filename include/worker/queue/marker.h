@@ -19,4 +19,8 @@ typedef void (*marker_fn)(long long next_delayed_at, void *data);
 void marker_wait(struct marker *m, long long ms, marker_fn woke, void *data);
 bool marker_waiting(const struct marker *m);
 
+/* CLIENT ID of the connection (0: not known now), and its name without ":w:<worker>". */
+long long marker_client(const struct marker *m);
+const char *marker_name(const struct marker *m);
+
 #endif

@@ -26,6 +26,7 @@ extern const struct redis_script script_removed; /* 5 keys */
 extern const struct redis_script script_file;    /* 4 keys */
 extern const struct redis_script script_locks;   /* 2 keys */
 extern const struct redis_script script_wake;    /* 1 key */
+extern const struct redis_script script_others;  /* 1 key */
 extern const struct redis_script script_admit;   /* 12 keys */
 extern const struct redis_script script_stats;   /* 1 key */
 
