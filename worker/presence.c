@@ -19,7 +19,7 @@
 
 struct presence {
     struct queue *q;
-    const struct settings *settings;
+    struct settings *settings;
     struct presence_host host;
     char *key; /* suffix: "replica:<id>" */
     long long started;
@@ -142,7 +142,7 @@ static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
     presence_refresh(w->data);
 }
 
-struct presence *presence_new(struct queue *q, const struct settings *settings,
+struct presence *presence_new(struct queue *q, struct settings *settings,
                               const struct presence_host *host)
 {
     struct presence *p = mem_alloc(sizeof *p);

@@ -15,7 +15,7 @@ struct presence_host { /* what it asks for; data is handed back */
     long long (*client)(void *data);   /* CLIENT ID of the connection that waits for work; 0 */
     void *data;
 };
-struct presence *presence_new(struct queue *q, const struct settings *settings,
+struct presence *presence_new(struct queue *q, struct settings *settings,
                               const struct presence_host *host);
 void presence_free(struct presence *p);
 void presence_refresh(struct presence *p); /* now */
