@@ -321,12 +321,16 @@ test('position: the holder, the parked before it, those that no worker has seen'
   assert.equal((await client.position(jobs[0].id)).state, 'first');
   assert.deepEqual(await ahead(), [0, 1, 2, 3]);
   assert.equal((await client.position(urgent.id)).ahead, 4);
+  await r.queue.pause();
+  const unseen = await r.add([say('x')], thread);
+  assert.deepEqual(await client.position(unseen.id), { state: 'waiting', ahead: 5, exact: true, thread: threadKey(thread) });
+  await r.queue.resume();
   assert.equal((await client.position('nobody')).state, 'unknown');
   const alone = await r.add([say('x')]);
   await r.result(alone);
   assert.deepEqual(await client.position(alone.id), { state: 'ended', ahead: 0, exact: true, thread: null });
   await client.cancel(jobs[0].id);
-  for (const job of [...jobs, urgent]) await r.result(job);
+  for (const job of [...jobs, urgent, unseen]) await r.result(job);
   await client.cancelThread(thread);
 });
 
