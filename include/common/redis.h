@@ -115,8 +115,8 @@ struct redis_script {
     const char *sha1; /* 40 hex digits */
 };
 
-/* Writes "$<len>\r\n", what goes before an argument of len bytes (and "\r\n" behind it); returns its
- * length. out has room for 24 bytes. */
+/* Writes "$<len>\r\n", what goes before an argument of len bytes (and "\r\n" behind it); returns
+ * its length. out has room for 24 bytes. */
 int redis_frame_head(char *out, size_t len);
 
 /* Does this error speak of the server's present state, so that the same call may well succeed later
@@ -124,9 +124,10 @@ int redis_frame_head(char *out, size_t len);
 bool redis_is_passing(const redisReply *reply);
 
 /* EVALSHA; on NOSCRIPT the same call again as EVAL, invisible to the caller. The argv given are
- * KEYS then ARGV; framed: as they go to Redis, len bytes of argc arguments. In a cluster slot_key is
- * added to KEYS: as it never exists, a script is refused (ASK, TRYAGAIN) before its first line while
- * the slot moves, instead of failing half-way at a key that has gone. Otherwise as redis_command. */
+ * KEYS then ARGV; framed: as they go to Redis, len bytes of argc arguments. In a cluster slot_key
+ * is added to KEYS: as it never exists, a script is refused (ASK, TRYAGAIN) before its first line
+ * while the slot moves, instead of failing half-way at a key that has gone. Otherwise as
+ * redis_command. */
 int redis_script_call_framed(struct redis *r, const struct redis_script *script, int nkeys,
                              int argc, const char *args, size_t len, int timeout_ms,
                              redis_reply_fn cb, void *data);

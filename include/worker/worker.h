@@ -20,8 +20,8 @@ void worker_drain(struct worker *w, void (*ended)(void *data), void *data);
 void worker_hang(void);
 #endif
 
-/* unfit runs at most once, from the loop, and only while Redis has not served us yet: the server was
- * reached and is one that cannot (too old, a cluster without a hash tag in QUEUE_PREFIX). */
+/* unfit runs at most once, from the loop, and only while Redis has not served us yet: the server
+ * was reached and is one that cannot (too old, a cluster without a hash tag in QUEUE_PREFIX). */
 void worker_on_unfit(struct worker *w, void (*unfit)(const char *reason, void *data), void *data);
 
 /* After `ended`, once the loop has stopped. */

@@ -1,4 +1,5 @@
-/* Asks the status port of the worker on this machine whether it is healthy: for a container's HEALTHCHECK. */
+/* Asks the status port of the worker on this machine whether it is healthy: for a container's
+ * HEALTHCHECK. */
 #include "worker/status/health.h"
 
 #include "common/mem.h"
