@@ -42,8 +42,8 @@ bool reply_mark_is_fresh(const struct reply *r);
 
 /* Output text (valid UTF-8, whole characters). */
 void reply_output(struct reply *r, enum driver_stream stream, const char *text, size_t len);
-/* While Redis is short of memory (queue_is_tight) only `started`, `retrying` and `done` are said; was
- * anything left out for that? */
+/* While Redis is short of memory (queue_is_tight) only `started`, `retrying` and `done` are said;
+ * was anything left out for that? */
 bool reply_is_short(const struct reply *r);
 /* Another message; `members` is an object with what is beside the envelope (reference stolen).
  * `always`: past the cap too. Unless `pending` it is sent soon by itself. */
