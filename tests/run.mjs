@@ -1,7 +1,7 @@
 // Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
 // exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
 //
-//   tests/run [suite...]      suites: unit, integration, client, server, conformance, ops, redis, model, e2b-fidelity, sanitizers, valgrind (default: all)
+//   tests/run [suite...]      suites: unit, integration, client, server, conformance, escape, ops, redis, model, e2b-fidelity, sanitizers, valgrind (default: all)
 //   TEST_ONLY=clients,reply   only these files of tests/integration (or tests/conformance, tests/e2b/fidelity)
 //   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
@@ -110,6 +110,7 @@ const suites = {
   ops: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/ops'), // what operations see
   redis: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/redis'), // how Redis is run
   model: () => script('tests/model/run', {}),
+  escape: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/escape'), // LOCAL's isolation
   valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   'e2b-fidelity': () => nodeTests({}, 'tests/e2b/fidelity'), // the emulator, by the official E2B clients
   'e2b-driver': () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/e2b/driver'),

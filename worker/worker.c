@@ -9,6 +9,7 @@
 #include "common/settings.h"
 #include "common/text.h"
 #include "worker/control.h"
+#include "worker/drivers/local_probe.h"
 #include "worker/intake.h"
 #include "worker/metrics.h"
 #include "worker/ops.h"
@@ -320,6 +321,12 @@ static void on_redis_failed(struct redis *r, const char *reason, bool permanent,
 
 /* ---- draining ---- */
 
+/* Whether LOCAL may run here is known: whoever offers the tool should see it at once. */
+static void on_verdict(void *data)
+{
+    presence_refresh(((struct worker *)data)->presence);
+}
+
 static void say_ended(void *data)
 {
     struct worker *w = data;
@@ -329,6 +336,7 @@ static void say_ended(void *data)
 static void on_disposed(void *data)
 {
     struct worker *w = data;
+    local_probe_unwatch(on_verdict, w);
     presence_leave(w->presence, say_ended, w);
 }
 
@@ -396,10 +404,9 @@ void worker_drain(struct worker *w, void (*ended)(void *data), void *data)
 static long long slots(const struct settings *s)
 {
     long long given = settings_int(s, SETTING_WORKER_CONCURRENCY);
-    const char *why;
     if (given > 0)
         return given;
-    if (strcmp(factory_describe(s, &why), "LOCAL") != 0)
+    if (!factory_is_local(s))
         return 100;
     /* A kernel takes about 80 MB before the user's data; half a GiB each is a careful guess. */
     long long cores = sysconf(_SC_NPROCESSORS_ONLN), pages = sysconf(_SC_PHYS_PAGES);
@@ -539,6 +546,8 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
                                    settings_int(settings, SETTING_LOCK_DURATION_MS)};
     thread_records_attach(&host, w->queue);
     w->factory = factory_new(&host);
+    factory_prepare(w->factory, settings);
+    local_probe_watch(on_verdict, w);
     w->host = (struct run_host){loop,    w->queue,    w->turn,   w->redis,     w->locks, w->factory,
                                 w->http, w->settings, may_fetch, on_run_ended, w};
     redis_url_fini(&url);
@@ -559,6 +568,7 @@ void worker_on_unfit(struct worker *w, void (*unfit)(const char *reason, void *d
 
 void worker_free(struct worker *w)
 {
+    local_probe_end();
     ops_free(w->ops);
     redis_free(w->redis); /* first: commands under way get their callback while all is there */
     marker_free(w->marker);

@@ -16,6 +16,12 @@ struct driver *factory_take(struct factory *f, const struct settings *settings, 
                             size_t err_size);
 void factory_give_back(struct factory *f, struct driver *d);
 
+/* Makes at once what takes time: LOCAL with its spare kernels, after the check of its isolation.
+ * Other drivers are made when the first job wants them. */
+void factory_prepare(struct factory *f, const struct settings *settings);
+
+bool factory_is_local(const struct settings *settings);
+
 /* The name of the driver that these settings give now ("LOCAL", "DISABLED", ...), and why if it is
  * not the one they name; for ops. Static or borrowed until the next call. */
 const char *factory_describe(const struct settings *settings, const char **why);

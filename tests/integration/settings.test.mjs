@@ -9,13 +9,13 @@ import { say } from '../lib/scripted.mjs';
 const redis = await startRedis();
 const disabled = 'Code interpreter is disabled. Set CODE_INTERPRETER_TYPE to LOCAL (development only) or E2B to enable it.';
 const production = 'LOCAL code interpreter driver is not allowed in production. Use E2B driver instead by setting '
-  + 'CODE_INTERPRETER_TYPE=E2B and providing E2B_API_KEY.';
+  + 'CODE_INTERPRETER_TYPE=E2B and providing E2B_API_KEY. (Why: CODE_INTERPRETER_LOCAL_ISOLATION=none is for development only.)';
 
 for (const [what, env, reason] of [
   ['the default', { CODE_INTERPRETER_TYPE: '' }, disabled],
   ['DISABLED', { CODE_INTERPRETER_TYPE: 'DISABLED', NODE_ENV: 'development' }, disabled],
-  ['LOCAL in production', { CODE_INTERPRETER_TYPE: 'LOCAL', NODE_ENV: 'production' }, production],
-  ['LOCAL without NODE_ENV', { CODE_INTERPRETER_TYPE: 'local' }, production],
+  ['LOCAL in production, not isolated', { CODE_INTERPRETER_TYPE: 'LOCAL', NODE_ENV: 'production', CODE_INTERPRETER_LOCAL_ISOLATION: 'none' }, production],
+  ['the same without NODE_ENV', { CODE_INTERPRETER_TYPE: 'local', CODE_INTERPRETER_LOCAL_ISOLATION: 'none' }, production],
 ]) {
   test(`${what} fails each job with the sentence users know`, async (t) => {
     const r = await makeRig(t, redis, { env });
@@ -38,7 +38,7 @@ for (const type of ['NONSENSE', 'E2B', 'E_2_B']) {
 }
 
 test('settings in Redis apply to the next job, without a restart', async (t) => {
-  const r = await makeRig(t, redis, { env: { CODE_INTERPRETER_TYPE: '' } });
+  const r = await makeRig(t, redis, { env: { CODE_INTERPRETER_TYPE: '', CODE_INTERPRETER_LOCAL_ISOLATION: 'none' } });
   assert.equal(await r.failure(await r.add([say('x')])), disabled);
   await r.redis.hset(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TYPE', 'SCRIPTED');
   assert.equal((await r.run([say('on')], { threadId: 't' })).stdout, 'on');
@@ -46,7 +46,7 @@ test('settings in Redis apply to the next job, without a restart', async (t) => 
   const result = await r.run([{ hang: true }]);
   assert.deepEqual([result.reason, result.executionTimeMs < 3000], ['timeout', true]);
   await r.redis.hset(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TIMEOUT_MS', 'soon', 'NODE_ENV', 'development',
-    'CODE_INTERPRETER_LOCAL_ISOLATION', 'none', 'UNKNOWN', 'x');
+    'CODE_INTERPRETER_LOCAL_ISOLATION', 'bwrap', 'UNKNOWN', 'x');
   const bad = await r.add([say('x')], { threadId: 't' });
   await bad.waitUntilFinished(r.events, 10_000).catch(() => {});
   await r.redis.hdel(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TIMEOUT_MS');

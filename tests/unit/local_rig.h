@@ -137,6 +137,7 @@ static void rig_new(struct rig *rig, const char *isolation)
     memset(rig, 0, sizeof(*rig));
     strcpy(rig->dir, "/tmp/sandpiper-local-test-XXXXXX");
     assert_non_null(mkdtemp(rig->dir));
+    assert_int_equal(chmod(rig->dir, 0711), 0); /* as root, sessions have users of their own */
     setenv("CODE_INTERPRETER_LOCAL_DIR", rig->dir, 1);
     setenv("CODE_INTERPRETER_LOCAL_ISOLATION", isolation, 1);
     rig->settings = settings_from_environment(err, sizeof(err));

@@ -6,6 +6,7 @@
 #include "common/mem.h"
 #include "common/reaper.h"
 #include "common/settings.h"
+#include "worker/drivers/local_probe.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,11 +36,6 @@ enum type { TYPE_DISABLED, TYPE_LOCAL, TYPE_E2B, TYPE_SCRIPTED, TYPE_UNKNOWN };
 #define TEXT_DISABLED                                                                              \
     "Code interpreter is disabled. Set CODE_INTERPRETER_TYPE to LOCAL (development only) or E2B "  \
     "to enable it."
-#define TEXT_LOCAL_IN_PRODUCTION                                                                   \
-    "LOCAL code interpreter driver is not allowed in production. Use E2B driver instead by "       \
-    "setting "                                                                                     \
-    "CODE_INTERPRETER_TYPE=E2B and providing E2B_API_KEY."
-
 static enum type type_of(const struct settings *s)
 {
     const char *word = settings_str(s, SETTING_CODE_INTERPRETER_TYPE);
@@ -58,12 +54,20 @@ static enum type type_of(const struct settings *s)
     return TYPE_UNKNOWN;
 }
 
+/* LOCAL, and known that it may not run here. */
+static bool is_refused(const struct settings *s)
+{
+    struct local_verdict verdict = local_verdict(s);
+
+    return !verdict.allowed && !verdict.pending;
+}
+
 /* What a change of makes another driver necessary. */
 static char *identity_of(const struct settings *s, enum type type)
 {
     switch (type) {
     case TYPE_LOCAL:
-        return mem_printf("LOCAL|%d|%s|%s|%s|%s", settings_is_development(s),
+        return mem_printf("LOCAL|%d|%d|%s|%s|%s|%s", settings_is_development(s), is_refused(s),
                           settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_ISOLATION),
                           settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_PYTHON),
                           settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_DIR),
@@ -83,6 +87,18 @@ static char *identity_of(const struct settings *s, enum type type)
     return mem_strdup("DISABLED");
 }
 
+/* Made while the isolation is still being checked, the driver waits for the verdict. */
+static struct driver *make_local(struct factory *f, const struct settings *s, char *err,
+                                 size_t err_size)
+{
+    if (!is_refused(s))
+        return driver_local_new(&f->host, s, err, err_size);
+    char *message = mem_printf(DRIVER_LOCAL_REFUSED, local_verdict(s).why);
+    struct driver *driver = driver_disabled_new(&f->host, message);
+    free(message);
+    return driver;
+}
+
 static struct driver *make(struct factory *f, const struct settings *s, enum type type, char *err,
                            size_t err_size)
 {
@@ -90,9 +106,7 @@ static struct driver *make(struct factory *f, const struct settings *s, enum typ
     case TYPE_DISABLED:
         return driver_disabled_new(&f->host, TEXT_DISABLED);
     case TYPE_LOCAL:
-        if (!settings_is_development(s))
-            return driver_disabled_new(&f->host, TEXT_LOCAL_IN_PRODUCTION);
-        return driver_local_new(&f->host, s, err, err_size);
+        return make_local(f, s, err, err_size);
     case TYPE_E2B:
         return driver_e2b_new(&f->host, s, err, err_size);
     case TYPE_SCRIPTED:
@@ -154,6 +168,8 @@ struct driver *factory_take(struct factory *f, const struct settings *settings, 
                             size_t err_size)
 {
     enum type type = type_of(settings);
+    if (type == TYPE_LOCAL)
+        local_probe_start(f->host.loop, settings);
     char *identity = identity_of(settings, type);
     if (f->current != NULL && type != TYPE_UNKNOWN && strcmp(f->current->identity, identity) == 0) {
         free(identity);
@@ -187,14 +203,24 @@ void factory_give_back(struct factory *f, struct driver *d)
     }
 }
 
+bool factory_is_local(const struct settings *settings)
+{
+    return type_of(settings) == TYPE_LOCAL;
+}
+
 const char *factory_describe(const struct settings *settings, const char **why)
 {
+    static char refusal[800];
+
     *why = "";
     switch (type_of(settings)) {
     case TYPE_LOCAL:
-        if (settings_is_development(settings))
+        if (local_verdict(settings).allowed)
             return "LOCAL";
-        *why = TEXT_LOCAL_IN_PRODUCTION;
+        snprintf(refusal, sizeof refusal,
+                 local_verdict(settings).pending ? "LOCAL, but %s" : DRIVER_LOCAL_REFUSED,
+                 local_verdict(settings).why);
+        *why = refusal;
         return "DISABLED";
     case TYPE_E2B:
         if (settings_str(settings, SETTING_E2B_API_KEY)[0] == '\0')
@@ -210,6 +236,19 @@ const char *factory_describe(const struct settings *settings, const char **why)
     }
     *why = "invalid CODE_INTERPRETER_TYPE";
     return "INVALID";
+}
+
+void factory_prepare(struct factory *f, const struct settings *settings)
+{
+    char err[400];
+
+    if (type_of(settings) != TYPE_LOCAL)
+        return;
+    struct driver *driver = factory_take(f, settings, err, sizeof err);
+    if (driver != NULL)
+        factory_give_back(f, driver);
+    else
+        log_error("driver LOCAL cannot be made: %s", err);
 }
 
 void factory_dispose(struct factory *f, driver_done_fn done, void *data)

@@ -36,11 +36,13 @@ struct local_box {
     char *thread;  /* NULL: not a session's */
     char *actor;   /* of the session; may be NULL */
     char name[24]; /* of its folder under the base */
+    long user;     /* whom it belongs to; 0: the worker's */
     int home_fd;
     enum local_box_state state;
     long long kernel; /* id of the current kernel */
     bool spare;
     bool discarded;
+    bool disk_full;         /* its files are over the cap: they go when no run reads them */
     bool was_ready;         /* the current kernel has been BOX_READY */
     int failed_starts;      /* in a row */
     const char *why_killed; /* what the next run is told when it was we who killed; NULL */
@@ -114,6 +116,8 @@ struct local_run {
 
 /* --- boxes (box.c) --- */
 
+/* Its files go, for they are over the cap; its thread gets an empty box and is told. */
+void local_box_empty(struct local_box *box);
 /* A fresh box with a folder; NULL when the folder cannot be made (errno). */
 struct local_box *local_box_new(struct local *local);
 struct local_box *local_box_of_thread(struct local *local, const char *thread);
@@ -159,6 +163,7 @@ void local_run_kernel_ready(struct local_run *run);
 void local_run_kernel_dead(struct local_run *run, const json_t *event, const char *reason);
 void local_run_event(struct local_run *run, const char *name, const json_t *event);
 void local_run_copy_inputs(struct local_run *run);
+void local_run_begin(struct local_run *run); /* or waits on, for the check of the isolation */
 /* Ends the run once; fields that the end does not set are zero. */
 void local_run_end(struct local_run *run, const struct driver_end *end);
 void local_run_fail(struct local_run *run, enum driver_end_kind kind, const char *fmt, ...)

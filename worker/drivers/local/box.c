@@ -4,6 +4,7 @@
 #include "common/settings.h"
 #include "worker/drivers/local.h"
 #include "worker/drivers/local_host.h"
+#include "worker/drivers/local_probe.h"
 #include "worker/metrics.h"
 
 #include <errno.h>
@@ -83,7 +84,8 @@ struct local_box *local_box_new(struct local *local)
 
     box->local = local;
     snprintf(box->name, sizeof(box->name), "s%lld", ++local->next_box);
-    box->home_fd = local_folder_add(&local->folder, box->name);
+    box->user = local->folder.drop ? local_folder_user(local->next_box) : 0;
+    box->home_fd = local_folder_add(&local->folder, box->name, box->user);
     if (box->home_fd < 0) {
         int saved = errno;
         free(box);
@@ -186,12 +188,28 @@ void local_box_discard(struct local_box *box, const char *reason)
         maybe_bury(box);
 }
 
+void local_box_empty(struct local_box *box)
+{
+    struct local_box *fresh = local_box_new(box->local);
+
+    if (fresh) {
+        fresh->thread = mem_strdup(box->thread);
+        fresh->actor = mem_strdup(box->actor);
+        fresh->state_lost = "disk_full";
+    } else {
+        log_warn("LOCAL: no folder for a session that was emptied: %s", strerror(errno));
+    }
+    local_box_discard(box, "its files are over the cap"); /* may free it */
+}
+
 void local_box_give_back(struct local_box *box)
 {
     box->run = NULL;
     box->used_at = now(box->local);
     if (!box->thread)
         local_box_discard(box, "a run without a thread is over");
+    else if (box->disk_full && !box->discarded)
+        local_box_empty(box);
     else
         maybe_bury(box);
 }
@@ -272,10 +290,13 @@ static int start_kernel(struct local_box *box)
 
     box->kernel = ++box->local->next_kernel;
     message = json_pack(
-        "{s:s,s:I,s:s,s:I,s:I,s:I}", "op", "start", "k", (json_int_t)box->kernel, "dir", box->name,
-        "memory_mb", (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_MEMORY_MB),
-        "max_processes", (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_MAX_PROCESSES),
-        "file_mb", (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_FILE_MB));
+        "{s:s,s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I}", "op", "start", "k", (json_int_t)box->kernel, "dir",
+        box->name, "uid", (json_int_t)box->user, "cpu_s",
+        (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_CPU_S), "disk_mb",
+        (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_DISK_MB), "memory_mb",
+        (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_MEMORY_MB), "max_processes",
+        (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_MAX_PROCESSES), "file_mb",
+        (json_int_t)settings_int(s, SETTING_CODE_INTERPRETER_LOCAL_FILE_MB));
     if (local_host_send(box->local->process, message) != 0)
         return -1;
     box->was_ready = false;
@@ -310,7 +331,7 @@ void local_boxes_start(struct local *local)
     struct local_box *box;
     int starting = 0;
 
-    if (!local_host_is_up(local->process))
+    if (!local_host_is_up(local->process) || !local_verdict(local->settings).allowed)
         return;
     keep_spares(local);
     for (box = local->boxes; box; box = box->next)

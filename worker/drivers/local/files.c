@@ -36,6 +36,21 @@ static long next_part(const char *path, char part[NAME_MAX + 1])
     return (long)len;
 }
 
+/* What we make as root belongs to the session's user, as the folder that it is in. -1 with fd
+ * closed. */
+static int give_away(int dir_fd, int fd)
+{
+    struct stat st;
+
+    if (fd < 0 || (fstat(dir_fd, &st) == 0 &&
+                   (st.st_uid == geteuid() || fchown(fd, st.st_uid, st.st_gid) == 0)))
+        return fd;
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return -1;
+}
+
 /* The folder `name` of dir_fd; made, in place of whatever has that name, when make is set. */
 static int enter(int dir_fd, const char *name, bool make)
 {
@@ -51,7 +66,7 @@ static int enter(int dir_fd, const char *name, bool make)
     }
     if (mkdirat(dir_fd, name, 0755) != 0)
         return -1;
-    return openat(dir_fd, name, DIR_FLAGS);
+    return give_away(dir_fd, openat(dir_fd, name, DIR_FLAGS));
 }
 
 /* Walks to the folder that holds the last part of path; its descriptor, and that part in name. */
@@ -94,7 +109,8 @@ int local_files_create(int home_fd, const char *path, char *err, size_t err_size
         return -1;
     }
     if (fd >= 0)
-        result = openat(fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+        result = give_away(
+            fd, openat(fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (result < 0)
         snprintf(err, err_size, "%s", strerror(errno));
     if (fd >= 0)

@@ -19,6 +19,16 @@
 
 static const char LOCK_NAME[] = ".lock";
 
+/* Numbers that no distribution and no program gives away (systemd's list of them says unused);
+ * where a container has no such users, others that are free on Debian. */
+#define USERS_FIRST   1900000000LL
+#define USERS_EACH    4096LL /* of one process */
+#define USERS_PIDS    60000LL
+#define FEW_FIRST     60578LL
+#define FEW_COUNT     606LL
+#define NOBODY        65534L
+#define FOLDER_OF_ALL 0711 /* passable, for bubblewrap that runs as a session's user */
+
 static void fail(char *err, size_t err_size, const char *what, const char *path)
 {
     snprintf(err, err_size, "%s %s: %s", what, path, strerror(errno));
@@ -45,6 +55,63 @@ static int open_parent(const char *path, char *err, size_t err_size)
     if (fd >= 0)
         close(fd);
     return -1;
+}
+
+/* Has this process's user namespace the users first to last? */
+static bool has_users(long long first, long long last)
+{
+    long long start, outside, count;
+    bool found = false;
+    FILE *map = fopen("/proc/self/uid_map", "re");
+
+    while (map && !found && fscanf(map, "%lld %lld %lld", &start, &outside, &count) == 3)
+        found = first >= start && last < start + count;
+    if (map)
+        fclose(map);
+    return found;
+}
+
+long local_folder_user(long long n)
+{
+    if (geteuid() != 0)
+        return 0;
+    long long first = USERS_FIRST + getpid() % USERS_PIDS * USERS_EACH;
+    if (has_users(first, first + USERS_EACH - 1))
+        return (long)(first + n % USERS_EACH);
+    if (has_users(FEW_FIRST, FEW_FIRST + FEW_COUNT - 1))
+        return (long)(FEW_FIRST + n % FEW_COUNT);
+    return NOBODY;
+}
+
+const char *local_folder_parent(const char *dir)
+{
+    const char *tmp = getenv("TMPDIR");
+
+    if (*dir)
+        return dir;
+    return tmp && *tmp ? tmp : "/tmp";
+}
+
+/* bubblewrap, as a session's user, must get through every folder on the way. path is changed and
+ * restored. */
+static int check_passable(char *path, char *err, size_t err_size)
+{
+    struct stat st;
+
+    for (char *end = path + 1; end; end = *end ? strchr(end + 1, '/') : NULL) {
+        char kept = *end;
+        *end = '\0';
+        bool closed = stat(path, &st) == 0 && (st.st_mode & 001) == 0;
+        if (closed)
+            snprintf(err, err_size,
+                     "CODE_INTERPRETER_LOCAL_DIR: %s is closed to other users, but as root the "
+                     "worker gives each session a user of its own (chmod o+x, or another folder)",
+                     path);
+        *end = kept;
+        if (closed)
+            return -1;
+    }
+    return 0;
 }
 
 static int lock_file(int dir_fd, const char *name, int operation)
@@ -121,24 +188,27 @@ fail:
 }
 
 int local_folder_init(struct local_folder *folder, const char *dir, const char *replica_id,
-                      char *err, size_t err_size)
+                      bool drop, char *err, size_t err_size)
 {
-    const char *tmp = getenv("TMPDIR");
     char *parent = NULL, *name = folder_name(replica_id);
     int parent_fd = -1, guard_fd = -1, result = -1;
 
     *folder = (struct local_folder){.fd = -1, .lock_fd = -1};
-    if (!*dir)
-        dir = tmp && *tmp ? tmp : "/tmp";
+    folder->drop = drop && geteuid() == 0;
+    dir = local_folder_parent(dir);
     char *real = realpath(dir, NULL);
     if (!real) {
         fail(err, err_size, "cannot find the folder", dir);
         goto out;
     }
+    if (folder->drop && check_passable(real, err, err_size) != 0)
+        goto out;
     parent = mem_printf("%s/sandpiper-%ld", real, (long)geteuid());
     parent_fd = open_parent(parent, err, err_size);
     if (parent_fd < 0)
         goto out;
+    if (folder->drop)
+        fchmod(parent_fd, FOLDER_OF_ALL);
     /* Held while a folder has no lock of its own yet; for microseconds, by workers that start. */
     guard_fd = lock_file(parent_fd, LOCK_NAME, LOCK_EX);
     if (guard_fd < 0) {
@@ -147,6 +217,8 @@ int local_folder_init(struct local_folder *folder, const char *dir, const char *
     }
     find_dead(folder, parent_fd, parent);
     result = make_own(folder, parent_fd, name, err, err_size);
+    if (result == 0 && folder->drop)
+        fchmod(folder->fd, FOLDER_OF_ALL);
     if (result == 0)
         folder->base = mem_printf("%s/%s", parent, name);
 out:
@@ -201,17 +273,32 @@ int local_folder_write(struct local_folder *folder, const char *name, const char
     return len == 0 ? 0 : -1;
 }
 
-int local_folder_add(struct local_folder *folder, const char *name)
+/* A folder in dir_fd, for the user alone; a descriptor of it, or -1 (errno). */
+static int make_for(int dir_fd, const char *name, long user)
 {
-    if (mkdirat(folder->fd, name, 0700) != 0)
+    int fd = mkdirat(dir_fd, name, 0700) == 0 ? openat(dir_fd, name, DIR_FLAGS) : -1;
+
+    if (fd >= 0 && user != 0 && fchown(fd, (uid_t)user, (gid_t)user) != 0) {
+        int saved = errno;
+        close(fd);
+        errno = saved;
         return -1;
-    int fd = openat(folder->fd, name, DIR_FLAGS);
+    }
+    return fd;
+}
+
+int local_folder_add(struct local_folder *folder, const char *name, long user)
+{
+    int fd = make_for(folder->fd, name, 0), home = -1;
+
     if (fd < 0)
         return -1;
-    int home = -1;
-    if (mkdirat(fd, "home", 0700) == 0 && mkdirat(fd, "tmp", 0700) == 0)
-        home = openat(fd, "home", DIR_FLAGS);
+    int tmp = make_for(fd, "tmp", user);
+    if (tmp >= 0 && (user == 0 || fchmod(fd, FOLDER_OF_ALL) == 0))
+        home = make_for(fd, "home", user);
     int saved = errno;
+    if (tmp >= 0)
+        close(tmp);
     close(fd);
     errno = saved;
     return home;

@@ -7,6 +7,7 @@
 #include "common/reaper.h"
 #include "common/settings.h"
 #include "worker/drivers/local_host.h"
+#include "worker/drivers/local_probe.h"
 #include "worker/embedded.h"
 
 #include <errno.h>
@@ -71,13 +72,19 @@ static void on_kernel_dead(struct local_box *box, const json_t *event)
     struct local *local = box->local;
     struct local_run *run = box->discarded ? NULL : box->run;
 
+    box->disk_full = jsonx_get_bool(event, "full", false);
+    if (box->disk_full)
+        box->why_killed = "disk_full";
     struct log_ctx ctx = {.thread = box->thread};
     if (box->state != BOX_DYING)
         log_write(LOG_LEVEL_INFO, &ctx, "LOCAL: kernel %lld has died, exit status %lld%s%s",
                   box->kernel, jsonx_get_int(event, "code", 0), *why ? ": " : "", why);
+    bool empty = !box->run && box->thread && !box->discarded && box->disk_full;
     local_box_dead(box); /* may free a discarded box */
     if (run)
         local_run_kernel_dead(run, event, why);
+    else if (empty)
+        local_box_empty(box);
     local_boxes_start(local);
 }
 
@@ -161,6 +168,17 @@ static void on_state(void *data, bool up, const char *reason, int failures)
     on_host_down(local, reason);
     if (failures >= HOST_FAILURES)
         fail_waiting_runs(local, reason);
+}
+
+/* The isolation was checked. */
+static void on_verdict(void *data)
+{
+    struct local *local = data;
+
+    for (struct local_run *run = local->runs; run; run = run->next)
+        if (run->state == RUN_QUEUED)
+            local_run_later(run, local_run_begin);
+    local_boxes_start(local);
 }
 
 /* --- threads that went to other replicas -------------------------------------------- */
@@ -282,6 +300,7 @@ static void op_dispose(struct driver *d, driver_done_fn cb, void *data)
     local->disposed = cb;
     local->disposed_data = data;
     ev_timer_stop(local->host->loop, &local->tick);
+    local_probe_unwatch(on_verdict, local);
     local_host_free(local->process, on_host_gone, local);
 }
 
@@ -310,17 +329,21 @@ static bool find_bwrap(void)
     return false;
 }
 
+static bool is_isolated(const struct settings *settings)
+{
+    return strcmp(settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_ISOLATION), "bwrap") == 0;
+}
+
 static int check_tools(const struct settings *settings, char *err, size_t err_size)
 {
     const char *python = settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_PYTHON);
-    const char *isolation = settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_ISOLATION);
 
     if (access(python, X_OK) != 0) {
         snprintf(err, err_size, "CODE_INTERPRETER_LOCAL_PYTHON: %s cannot be run: %s", python,
                  strerror(errno));
         return -1;
     }
-    if (strcmp(isolation, "bwrap") == 0 && !find_bwrap()) {
+    if (is_isolated(settings) && !find_bwrap()) {
         snprintf(err, err_size,
                  "bubblewrap (bwrap) is not installed; install it, or in development set "
                  "CODE_INTERPRETER_LOCAL_ISOLATION=none");
@@ -340,8 +363,7 @@ static json_t *host_config(const struct local *local, const struct settings *s)
                      local->folder.base, "token", token, "python",
                      settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_PYTHON), "isolation",
                      settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_ISOLATION), "network",
-                     settings_str(s, SETTING_CODE_INTERPRETER_LOCAL_NETWORK), "silence_s",
-                     silence_s, "prepare", embedded_prepare_py);
+                     local_network(s), "silence_s", silence_s, "prepare", embedded_prepare_py);
 }
 
 struct driver *driver_local_new(const struct driver_host *host, const struct settings *settings,
@@ -352,7 +374,7 @@ struct driver *driver_local_new(const struct driver_host *host, const struct set
 
     if (check_tools(settings, err, err_size) != 0 ||
         local_folder_init(&folder, settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_DIR),
-                          host->replica_id, err, err_size) != 0)
+                          host->replica_id, is_isolated(settings), err, err_size) != 0)
         return NULL;
     struct local *local = mem_alloc(sizeof(*local));
     local->base.ops = &local_ops;
@@ -371,5 +393,9 @@ struct driver *driver_local_new(const struct driver_host *host, const struct set
     local->process =
         local_host_new(host->loop, settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_PYTHON),
                        &local->folder, host_config(local, settings), &events);
+    if (!is_isolated(settings))
+        log_warn("LOCAL: CODE_INTERPRETER_LOCAL_ISOLATION=none: code runs as this user, with all "
+                 "that this user may do");
+    local_probe_watch(on_verdict, local);
     return &local->base;
 }

@@ -153,6 +153,19 @@ static void host_die(struct local_host *h, const char *reason)
 
 /* --- reading ------------------------------------------------------------------------ */
 
+/* Once: it does not change while the worker lives. */
+static void log_limits(const char *limits)
+{
+    static bool done;
+
+    if (!done && *limits)
+        log_info(
+            "LOCAL: sessions have rlimits, a seccomp filter, checked caps of memory and files, "
+            "and %s",
+            limits);
+    done = true;
+}
+
 static void on_message(struct local_host *h, const char *line, size_t len)
 {
     char err[160];
@@ -168,6 +181,7 @@ static void on_message(struct local_host *h, const char *line, size_t len)
         set_state(h, HOST_UP, -1);
         h->backoff = BACKOFF_MIN;
         log_debug("LOCAL: the kernel host is up, pid %ld", (long)h->pid);
+        log_limits(jsonx_get_str(event, "limits", ""));
         h->events.on_state(h->events.data, true, "", 0);
     } else {
         h->events.on_event(h->events.data, event);
@@ -295,36 +309,47 @@ static int make_pipe(int pair[2], int our_end)
     return fcntl(pair[our_end], F_SETFL, O_NONBLOCK);
 }
 
-/* Its environment is clean: kernels without isolation could read it. */
-static int spawn(struct local_host *h, char *program, int in, int out, int err)
+static void give_fds(posix_spawn_file_actions_t *actions, const int fds[4])
 {
-    char *argv[] = {h->python, (char *)"-E", (char *)"-s", program, NULL};
-    char *envp[] = {(char *)"PATH=/usr/local/bin:/usr/bin:/bin", (char *)"LANG=C.UTF-8",
-                    (char *)"HOME=/", NULL};
+    for (int i = 0; i < 4; i++) {
+        if (fds[i] >= 0)
+            posix_spawn_file_actions_adddup2(actions, fds[i], i);
+        else if (i < 3)
+            posix_spawn_file_actions_addopen(actions, i, "/dev/null", O_RDWR, 0);
+    }
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+    posix_spawn_file_actions_addclosefrom_np(actions, fds[3] >= 0 ? 4 : 3);
+#endif
+}
+
+/* Its environment is clean: kernels without isolation could read it. */
+int local_host_spawn(pid_t *pid, const char *python, const char *program,
+                     const char *const *arguments, const int fds[4])
+{
+    const char *argv[8] = {python, "-E", "-s", program};
+    const char *envp[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/", NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attr;
     sigset_t none, all;
 
+    for (size_t i = 4; i + 1 < sizeof(argv) / sizeof(argv[0]) && *arguments; i++)
+        argv[i] = *arguments++;
     sigemptyset(&none);
     sigfillset(&all);
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, in, 0);
-    posix_spawn_file_actions_adddup2(&actions, out, 1);
-    posix_spawn_file_actions_adddup2(&actions, err, 2);
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
-    posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-#endif
+    give_fds(&actions, fds);
     posix_spawnattr_init(&attr);
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setsigdefault(&attr, &all);
     /* A session of its own: a terminal's Ctrl-C is for the worker alone. */
     posix_spawnattr_setflags(&attr,
                              POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSID);
-    int result = posix_spawn(&h->pid, h->python, &actions, &attr, argv, envp);
+    int result =
+        posix_spawn(pid, python, &actions, &attr, (char *const *)argv, (char *const *)envp);
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&actions);
     if (result != 0)
-        h->pid = 0;
+        *pid = 0;
     return result;
 }
 
@@ -339,7 +364,8 @@ static int start_program(struct local_host *h, int in, int out, int err)
         return error;
     }
     char *program = mem_printf("%s/%s", h->folder->base, PROGRAM);
-    int error = spawn(h, program, in, out, err);
+    int error = local_host_spawn(&h->pid, h->python, program, (const char *const[]){NULL},
+                                 (const int[]){in, out, err, -1});
     free(program);
     return error;
 }

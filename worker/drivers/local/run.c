@@ -8,6 +8,7 @@
 #include "common/text.h"
 #include "worker/drivers/local.h"
 #include "worker/drivers/local_host.h"
+#include "worker/drivers/local_probe.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -99,6 +100,7 @@ static void end_by_death(struct local_run *run, const json_t *event)
 {
     int code = (int)jsonx_get_int(event, "code", 1);
     bool oom = jsonx_get_bool(event, "oom", false);
+    const char *why = jsonx_get_str(event, "why", "");
     char text[400];
     struct driver_end end = {.kind = oom ? DRIVER_END_OOM : DRIVER_END_KERNEL_DIED,
                              .exit_code = code > 0 ? code : 1,
@@ -108,10 +110,23 @@ static void end_by_death(struct local_run *run, const json_t *event)
         end.kind = DRIVER_END_INTERRUPTED;
         end.state_lost = "killed_after_timeout";
         end.message = "The code did not heed the interrupt; its interpreter was killed.";
+    } else if (oom && *why) {
+        snprintf(text, sizeof(text),
+                 "Memory ran out: %s. The interpreter was killed; its state "
+                 "is lost.",
+                 why);
+        end.message = text;
     } else if (oom) {
         end.message = "Memory ran out: the system killed the interpreter; its state is lost.";
+    } else if (run->box->disk_full) {
+        snprintf(text, sizeof(text),
+                 "The interpreter was killed: %s. Its state and the files are "
+                 "lost.",
+                 why);
+        end.message = text;
+        end.state_lost = "disk_full";
     } else {
-        end.message = died_message(text, sizeof(text), code, jsonx_get_str(event, "why", ""));
+        end.message = died_message(text, sizeof(text), code, why);
     }
     local_run_end(run, &end);
 }
@@ -237,8 +252,16 @@ void local_run_attach(struct local_run *run)
         prepare(run);
 }
 
-static void begin(struct local_run *run)
+void local_run_begin(struct local_run *run)
 {
+    struct local_verdict verdict = local_verdict(run->local->settings);
+
+    if (verdict.pending)
+        return;
+    if (!verdict.allowed) {
+        local_run_fail(run, DRIVER_END_DISABLED, DRIVER_LOCAL_REFUSED, verdict.why);
+        return;
+    }
     if (strcmp(run->language, "python") != 0) {
         local_run_fail(run, DRIVER_END_BAD_JOB,
                        "The LOCAL driver runs only python, not %.100s (%%%%bash cells work).",
@@ -501,7 +524,7 @@ struct driver_run *local_run_start(struct driver *d, const struct driver_request
     run->timer.data = run;
     run->next = local->runs;
     local->runs = run;
-    local_run_later(run, begin);
+    local_run_later(run, local_run_begin);
     return &run->base;
 }
 

@@ -2,17 +2,18 @@
 
 import os
 import resource
-import signal
 import subprocess
 
+from host import network
 from host.config import Config
-from host.processes import PR_SET_PDEATHSIG, libc, write_file
+from host.processes import protect, write_file
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 ETC = (
-    "alternatives ca-certificates ca-certificates.conf fonts hosts ld.so.cache ld.so.conf ld.so.conf.d localtime"
-    " magic matplotlibrc mime.types nsswitch.conf protocols resolv.conf services ssl timezone"
+    "alternatives ca-certificates ca-certificates.conf fonts ld.so.cache ld.so.conf ld.so.conf.d localtime"
+    " magic matplotlibrc mime.types nsswitch.conf protocols services ssl timezone"
 ).split()
+HOST_ETC = ("hosts", "resolv.conf")  # of the machine only where its network is
 
 
 def isolated():
@@ -20,10 +21,13 @@ def isolated():
 
 
 def make_etc():
-    """The users that a sandbox sees; in the working directory, the base."""
-    os.makedirs("etc", exist_ok=True)
+    """What a sandbox sees of users and names; in the working directory, the base."""
+    os.makedirs("etc", mode=0o755, exist_ok=True)
     write_file("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/bash\n")
     write_file("etc/group", b"root:x:0:\nuser:x:1000:\n")
+    write_file("etc/hosts", b"127.0.0.1 localhost sandpiper\n::1 localhost\n")
+    resolver = "nameserver %s\n" % network.RESOLVER if network.wanted() else ""
+    write_file("etc/resolv.conf", resolver.encode())
 
 
 def environment(kernel):
@@ -58,62 +62,80 @@ def python_folders():
     return folders
 
 
-def bwrap_arguments(kernel):
-    args = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
-    args += ["--share-net"] if Config.network == "host" else []
-    args += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandpiper", "--clearenv"]
-    for name, value in environment(kernel).items():
-        args += ["--setenv", name, value]
-    args += ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/usr", "/usr"]
+def system_arguments():
+    """The machine's programs and some of its /etc, read-only."""
+    args = ["--proc", "/proc", "--dev", "/dev", "--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         path = "/" + name
         if os.path.islink(path):
             args += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             args += ["--ro-bind", path, path]
-    for name in ETC + [name for name in os.listdir("/etc") if name.startswith("python3")]:
+    shared = HOST_ETC if Config.network == "host" else ()
+    for name in ETC + list(shared) + [name for name in os.listdir("/etc") if name.startswith("python3")]:
         args += ["--ro-bind-try", "/etc/" + name, "/etc/" + name]
-    for name in ("passwd", "group"):
-        args += ["--ro-bind", os.path.join(Config.base, "etc", name), "/etc/" + name]
+    for name in os.listdir(os.path.join(Config.base, "etc")):
+        if name not in shared:
+            args += ["--ro-bind", os.path.join(Config.base, "etc", name), "/etc/" + name]
     for folder in python_folders():
         args += ["--ro-bind", folder, folder]
-    args += ["--bind", kernel.path("tmp"), "/tmp", "--bind", kernel.path("home"), "/home/user"]
-    args += ["--bind", kernel.path(kernel.run_dir), kernel.inside, "--chdir", "/home/user"]
     return args
 
 
-def arguments_fd(args):
-    """A file without a name that bwrap reads its arguments from, so that `ps` shows a line that people can read.
-    bwrap closes it before it starts anything."""
-    fd = os.memfd_create("bwrap-args")
+def bwrap_arguments(kernel):
+    args = ["--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+    args += ["--share-net"] if Config.network == "host" else []
+    args += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandpiper", "--clearenv"]
+    for name, value in environment(kernel).items():
+        args += ["--setenv", name, value]
+    args += system_arguments()
+    args += ["--bind", kernel.path("tmp"), "/tmp", "--bind", kernel.path("home"), "/home/user"]
+    args += ["--bind", kernel.path(kernel.run_dir), kernel.inside]
+    # A tmpfs would be memory, and inodes, that no limit of ours counts.
+    args += ["--bind", kernel.path(kernel.run_dir + "/shm"), "/dev/shm"]
+    # So are bwrap's own: what is mounted in them stays as it is.
+    return args + ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/home/user"]
+
+
+def memory_file(name, data):
+    """A file without a name that bwrap reads; it closes it before it starts anything."""
+    fd = os.memfd_create(name)
     with open(fd, "wb", closefd=False) as f:
-        f.write(b"".join(os.fsencode(arg) + b"\0" for arg in args))
+        f.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
 
 def max_processes(wanted):
-    """The limit set inside a sandbox, where (since Linux 5.14) it counts the sandbox's own. Outside, and
-    before, it would count all processes of the user, other sessions' too: 0, none. Root is exempt from it."""
+    """The limit set inside a sandbox, where (since Linux 5.14) it counts the sandbox's own. Before, and outside,
+    it counts all processes of the user, other sessions' too, unless each has a user of its own. 0: none."""
     release = os.uname().release.split(".")
     recent = tuple(int("".join(filter(str.isdigit, part[:3])) or 0) for part in release[:2]) >= (5, 14)
-    return int(wanted.get("max_processes") or 0) if isolated() and recent else 0
+    return int(wanted.get("max_processes") or 0) if isolated() and (recent or wanted.get("uid")) else 0
 
 
-def limit_and_protect(wanted):
-    """In the child, before exec."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 4096)]
+def limits_of(wanted):
+    # 1, not 0: a program that the system pipes core files to is not even started.
+    limits = [(resource.RLIMIT_CORE, 1, 1), (resource.RLIMIT_NOFILE, 4096, 4096)]
     if wanted.get("memory_mb"):
         size = wanted["memory_mb"] << 20
-        limits += [(resource.RLIMIT_DATA, size), (resource.RLIMIT_AS, 2 * size + (4 << 30))]
+        limits += [(resource.RLIMIT_DATA, size, size), (resource.RLIMIT_AS, *[2 * size + (4 << 30)] * 2)]
     if wanted.get("file_mb"):
-        limits.append((resource.RLIMIT_FSIZE, wanted["file_mb"] << 20))
-    for which, value in limits:
+        limits.append((resource.RLIMIT_FSIZE, *[wanted["file_mb"] << 20] * 2))
+    if wanted.get("cpu_s"):
+        limits.append((resource.RLIMIT_CPU, wanted["cpu_s"], wanted["cpu_s"] + 5))
+    return limits
+
+
+def limit_and_protect(kernel):
+    """In the child, before exec."""
+    kernel.group.enter()
+    for which, soft, hard in limits_of(kernel.limits):
         try:
-            hard = resource.getrlimit(which)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(which, (value, value))
+            top = resource.getrlimit(which)[1]
+            if top != resource.RLIM_INFINITY:
+                soft, hard = min(soft, top), min(hard, top)
+            resource.setrlimit(which, (soft, hard))
         except (OSError, ValueError):
             pass
     try:
@@ -123,27 +145,64 @@ def limit_and_protect(wanted):
     except OSError:
         pass
     os.umask(0o022)
+    protect(kernel.uid)
+
+
+def in_bwrap(kernel, command):
+    """The command line, and the descriptors that bwrap needs for it."""
+    args = bwrap_arguments(kernel)
+    fds = [memory_file("seccomp", Config.seccomp)]
+    args += ["--seccomp", str(fds[0])]
+    if kernel.network is not None:
+        args += kernel.network.arguments()
+    # In a file, so that `ps` shows a line that people can read.
+    fds.append(memory_file("bwrap-args", b"".join(os.fsencode(arg) + b"\0" for arg in args)))
+    return ["bwrap", "--args", str(fds[1]), "--"] + command, fds
 
 
 def spawn(kernel, command, stderr):
-    """The command in the kernel's sandbox: a child."""
-    fds = []
+    """The command in the kernel's sandbox: a child. kernel: path(), run_dir, inside, mark, limits, uid, group,
+    network."""
+    fds, passed = [], []
     if isolated():
-        fds.append(arguments_fd(bwrap_arguments(kernel)))
-        command = ["bwrap", "--args", str(fds[0]), "--"] + command
+        command, fds = in_bwrap(kernel, command)
+        passed = list(fds)
+        if kernel.network is not None:
+            passed += [kernel.network.info_write, kernel.network.block_read]
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            cwd=kernel.path("home"),
+            cwd="/" if isolated() else kernel.path("home"),
             env={"PATH": PATH} if isolated() else environment(kernel),
             start_new_session=True,
             close_fds=True,
-            pass_fds=fds,
-            preexec_fn=lambda: limit_and_protect(kernel.limits),
+            pass_fds=passed,
+            preexec_fn=lambda: limit_and_protect(kernel),
         )
     finally:
+        if kernel.network is not None:
+            kernel.network.spawned()
         for fd in fds:
             os.close(fd)
+
+
+def give_to(path, uid):
+    try:
+        os.chown(path, uid, uid)
+    except OSError as error:
+        raise OSError("the worker is root, but there is no user %d here to run code as (%s)" % (uid, error.strerror))
+
+
+def make_folders(kernel):
+    """Those that the sandbox may write to, given to its user."""
+    for name in ("home", "tmp", kernel.run_dir, kernel.run_dir + "/shm"):
+        path = kernel.path(name)
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            continue
+        if kernel.uid:
+            give_to(path, kernel.uid)

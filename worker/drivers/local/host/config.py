@@ -8,6 +8,7 @@ TAIL_MAX = 64 << 10  # characters kept of what is beyond
 LINE_MAX = 28 << 20  # bytes of one result
 NAME_MAX, VALUE_MAX, TRACE_MAX = 256, 64 << 10, 128 << 10
 START_SECONDS = 40
+DU_SECONDS = 10  # counting a session's files
 REPLY_GRACE = 0.5  # idle came but no reply: it could not be sent
 PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}  # endings of the sockets' names
 
@@ -20,6 +21,7 @@ class Config:
     network = "none"
     silence_s = 12.0  # without a beat for so long, running code is killed
     prepare = ""
+    seccomp = b""  # the program of seccomp.py
 
     @classmethod
     def take(cls, message):

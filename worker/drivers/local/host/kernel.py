@@ -10,8 +10,10 @@ import time
 
 import zmq
 
-from host import box
+from host import box, network
+from host.cgroup import Group
 from host.config import PORTS, REPLY_GRACE, START_SECONDS, Config
+from host.patrol import Patrol
 from host.processes import alive, descendants, log, marked, oom_kills, process_table, send_signal, write_file
 from host.run import Run
 
@@ -37,7 +39,12 @@ class Kernel:
         self.heard = False  # something came on iopub: it is subscribed
         self.exit_code = None
         self.oom = False
+        self.disk_full = False
         self.why = ""
+        self.uid = limits.get("uid") or 0 if box.isolated() else 0
+        self.group = Group(host.groups, "k%d" % kid, limits)
+        self.network = network.Network(self.uid) if network.wanted() else None
+        self.patrol = Patrol(self.path(""), limits)
         self.channels = None
         self.child = None
         self.pidfd = self.stderr = -1
@@ -49,11 +56,12 @@ class Kernel:
     # --- start ---
 
     def start(self):
-        for name in ("home", "tmp", self.run_dir):
-            os.makedirs(self.path(name), mode=0o700, exist_ok=True)
+        box.make_folders(self)
         run = self.path(self.run_dir)
-        write_file(run + "/launch.py", LAUNCH)
-        write_file(run + "/connection.json", self.connection(), 0o600)
+        for name, data, mode in (("launch.py", LAUNCH, 0o644), ("connection.json", self.connection(), 0o600)):
+            write_file(os.path.join(run, name), data, mode)
+            if self.uid:
+                os.chown(os.path.join(run, name), self.uid, self.uid)
         command = [Config.python, "-Xfrozen_modules=off", self.inside + "/launch.py"]
         command += [str(box.max_processes(self.limits)), "-f", self.inside + "/connection.json"]
         command += ["--HistoryManager.hist_file=:memory:"]
@@ -96,16 +104,27 @@ class Kernel:
     def tick(self, now):
         if self.state == "starting":
             self.go_on_starting(now)
-        elif self.state == "running" and self.run.idle and not self.run.reply:
-            if now > self.run.idle_at + REPLY_GRACE:
-                self.finish()
         elif self.state == "dying":
             self.bury()
+        else:
+            if self.state == "running" and self.run.idle and not self.run.reply:
+                if now > self.run.idle_at + REPLY_GRACE:
+                    self.finish()
+            self.watch_limits()
+
+    def watch_limits(self):
+        found = self.patrol.look(self.child.pid, self.state == "running") if not self.why else None
+        if found is not None:
+            kind, reason = found
+            self.oom, self.disk_full = kind == "memory", kind == "disk"
+            self.kill(reason)
 
     def go_on_starting(self, now):
         if self.why:
             return  # killed; its end comes
         try:
+            if self.network is not None:
+                self.network.step()
             if self.channels is None:
                 self.connect()
             if now > self.deadline:
@@ -197,8 +216,12 @@ class Kernel:
         self.channels.send("control", "interrupt_request", {})
 
     def finish(self):
+        if self.why:
+            return  # killed; its end comes
         self.run.end_output()
-        self.kill_leftovers()
+        if not self.kill_leftovers():
+            self.kill("processes that the code had started could not be ended")
+            return
         run, self.run = self.run, None
         self.state = "ready"
         self.host.wire.tell(run.ending())
@@ -210,17 +233,20 @@ class Kernel:
                 self.kill("the kernel could not be prepared: %s" % error)
 
     def kill_leftovers(self):
-        """No process outlives the run that started it: only the interpreter is a session's state."""
-        for _ in range(20):
+        """No process outlives the run that started it: only the interpreter is a session's state. False when
+        they fork faster than they can be killed; the whole sandbox, then, ends at once."""
+        for _ in range(4):
             left = self.mine() - self.keepers
             if not left:
-                return
-            for pid in left:
-                send_signal(pid, signal.SIGKILL)
+                return True
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # those that fork must not be faster than we
+                for pid in left:
+                    send_signal(pid, number)
             for _ in range(50):
                 if not any([alive(pid) for pid in left]):
                     break
                 time.sleep(0.002)
+        return not self.mine() - self.keepers
 
     def mine(self):
         table = process_table()
@@ -237,6 +263,7 @@ class Kernel:
             return
         self.why = self.why or why
         self.doomed |= self.mine()
+        self.group.kill()
         for pid in self.doomed | {self.child.pid}:
             send_signal(pid, signal.SIGKILL)
 
@@ -251,7 +278,7 @@ class Kernel:
             self.read_rest()
             if self.run is not None:
                 self.run.end_output()
-                self.oom = not self.why and self.exit_code == 137 and oom_kills() > self.run.oom_before
+                self.oom = self.oom or self.killed_for_memory()
         elif self.state == "starting":
             self.why = self.why or "the kernel did not start: " + self.last_words()
         if self.channels is not None:
@@ -260,8 +287,15 @@ class Kernel:
             self.channels.close()
             self.channels = None
         self.doomed |= self.mine()
+        self.drop_helpers()
         self.state = "dying"
         self.bury()
+
+    def killed_for_memory(self):
+        """By the system, not by us."""
+        if self.why or self.exit_code != 137:
+            return False
+        return self.group.killed_for_memory() or oom_kills() > self.run.oom_before
 
     def read_rest(self):
         """What it published before it died."""
@@ -300,7 +334,19 @@ class Kernel:
         if self.doomed:
             return
         self.state = "gone"
+        self.group.close()
         shutil.rmtree(self.path(self.run_dir), ignore_errors=True)
         del self.host.kernels[self.id]
         event = {"ev": "dead", "k": self.id, "code": self.exit_code, "oom": self.oom, "why": self.why}
+        event["full"] = self.disk_full
         self.host.wire.tell(event)
+
+    def drop_helpers(self):
+        self.patrol.disk.close()
+        if self.network is not None:
+            self.network.close()
+
+    def helpers(self):
+        """Children of ours that serve it."""
+        own = {self.child.pid} if self.child is not None else set()
+        return own | self.patrol.disk.pids() | (self.network.pids() if self.network is not None else set())

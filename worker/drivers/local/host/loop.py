@@ -8,7 +8,8 @@ import time
 
 import zmq
 
-from host import box
+from host import box, seccomp
+from host.cgroup import Groups
 from host.config import Config
 from host.kernel import Kernel
 from host.processes import PR_SET_CHILD_SUBREAPER, libc, log, marked, process_table, reap_orphans, send_signal
@@ -21,6 +22,7 @@ class Host:
         self.poller = zmq.Poller()
         self.wire = Wire(self.poller)
         self.kernels = {}
+        self.groups = Groups()
         self.by_socket, self.by_fd = {}, {}
         self.removing = {}  # child -> folder
         self.last_turn = time.monotonic()
@@ -64,6 +66,8 @@ class Host:
             try:
                 self.obey(message)
             except (OSError, ValueError, zmq.ZMQError, subprocess.SubprocessError) as error:
+                if message["op"] == "config":
+                    raise
                 log("%s: %r" % (message["op"], error))
                 if message.get("k") in self.kernels:
                     self.kernels[message["k"]].kill("the kernel host could not serve it: %s" % error)
@@ -96,11 +100,14 @@ class Host:
         Config.take(message)
         os.chdir(Config.base)
         box.make_etc()
+        if box.isolated():
+            Config.seccomp = seccomp.program()
+            self.groups.setup(Config.token)
         if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             log("no child subreaper: processes that user code leaves behind may escape")
         for pid in marked(Config.token.encode(), process_table()):
             send_signal(pid, signal.SIGKILL)  # of a host that was killed
-        self.wire.tell({"ev": "hello"})
+        self.wire.tell({"ev": "hello", "limits": self.groups.describe() if box.isolated() else ""})
 
     def start(self, kid, folder, limits):
         kernel = self.kernels[kid] = Kernel(self, kid, folder, limits)
@@ -111,6 +118,8 @@ class Host:
             if kernel.child is not None:
                 kernel.kill(why)
                 return
+            kernel.drop_helpers()
+            kernel.group.close()
             del self.kernels[kid]
             self.wire.tell({"ev": "dead", "k": kid, "code": 1, "oom": False, "why": why})
 
@@ -133,8 +142,10 @@ class Host:
                 del self.removing[child]
                 if folder is not None:
                     self.wire.tell({"ev": "removed", "dir": folder})
-        known = {kernel.child.pid for kernel in self.kernels.values() if kernel.child}
-        reap_orphans(known | {child.pid for child in self.removing})
+        known = {child.pid for child in self.removing}
+        for kernel in self.kernels.values():
+            known |= kernel.helpers()
+        reap_orphans(known)
 
     def watch_worker(self, now):
         """A worker that is stopped or cut off may have lost its locks: its code must not go on."""
@@ -149,7 +160,9 @@ class Host:
     def timeout(self):
         busy = any(kernel.state in ("starting", "dying") or (kernel.run and kernel.run.idle)
                    for kernel in self.kernels.values())
-        return 10 if busy or self.removing else 500
+        if busy or self.removing:
+            return 10
+        return 200 if any(kernel.state == "running" for kernel in self.kernels.values()) else 500
 
     def dispatch(self, source):
         if source == 0:
@@ -192,6 +205,7 @@ class Host:
                 elif kernel.child is None or kernel.child.poll() is not None:
                     kernel.on_exit()
             time.sleep(0.01)
+        self.groups.close()
         if self.wire.ended and Config.base:  # after a fault of ours the worker's sessions go on without us
             os.chdir("/")
             shutil.rmtree(Config.base, ignore_errors=True)

@@ -3,6 +3,7 @@
 import collections
 import ctypes
 import os
+import signal
 import sys
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -18,6 +19,37 @@ def log(text):
 def write_file(path, data, mode=0o644):
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as f:
         f.write(data)
+
+
+def drop_user(uid):
+    """In a child: become the user that the worker, as root, gave to a session; 0: stay who we are."""
+    if uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+
+
+def protect(uid):
+    """In a child, before exec: die with us. After the change of user, which would undo it."""
+    drop_user(uid)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def tree(root):
+    """A process and its descendants; cheaper than process_table where the system is large, if its kernel can."""
+    if not os.path.exists("/proc/self/task/%d/children" % os.getpid()):
+        return [root, *descendants(root, process_table())]
+    found, at = [root], 0
+    while at < len(found):
+        pid = found[at]
+        at += 1
+        try:
+            for task in os.listdir("/proc/%d/task" % pid):
+                with open("/proc/%d/task/%s/children" % (pid, task), "rb") as f:
+                    found += [int(child) for child in f.read().split()]
+        except OSError:
+            continue
+    return found
 
 
 def process_table():

@@ -82,6 +82,7 @@ class Run:
                 self.warn("%s: %d characters in the middle were not kept" % (name, lost))
             if self.tail[stream]:
                 self.pending.append([stream, [self.tail[stream]], len(self.tail[stream])])
+                self.tail[stream] = ""
         self.flush()
 
     def ending(self):

@@ -2,19 +2,20 @@
 
 Worker -> host, one JSON object a line:
   {"op": "config", ...}                  first line; see Config
-  {"op": "start", "k": id, "dir": d, "memory_mb", "max_processes", "file_mb"}
-                                         a kernel in folder d (relative to the base): d/home is its home
+  {"op": "start", "k": id, "dir": d, "uid", "memory_mb", "max_processes", "file_mb", "disk_mb", "cpu_s"}
+                                         a kernel in folder d (relative to the base): d/home is its home; uid:
+                                         the user that it belongs to, 0: the worker's
   {"op": "run", "k": id, "code", "env": {}, "nonce"}
   {"op": "interrupt" | "kill", "k": id}
   {"op": "remove", "dir": d}             delete a folder
   {"op": "sweep", "dir": path}           delete the folder of a dead worker and what still runs from it
   {"op": "beat"}                         sign of life, each second
 Host -> worker:
-  {"ev": "hello"}, {"ev": "ready", "k"}
+  {"ev": "hello", "limits": text}, {"ev": "ready", "k"}
   {"ev": "out", "k", "s": 1 | 2, "t": text}, {"ev": "result", "k", "main": bool, "data": bundle}
   {"ev": "warn", "k", "t": text}
   {"ev": "end", "k", "status": "ok" | "error", "name", "value", "tb", "exit": n or absent}
-  {"ev": "dead", "k", "code": exit status or 128+signal, "oom": bool, "why": text}
+  {"ev": "dead", "k", "code": exit status or 128+signal, "oom": bool, "full": bool, "why": text}
   {"ev": "removed", "dir"}
 """
 
