@@ -62,7 +62,8 @@ struct driver_ready {
     bool reused;            /* a warm sandbox of the thread */
     bool resumed;           /* it was paused before */
     const char *state_lost; /* NULL, or why earlier state is gone: "other_replica", "actor_changed",
-                             * "idle", "kernel_died", "killed_after_timeout", "sandbox_gone", "disk_full" */
+                             * "idle", "kernel_died", "killed_after_timeout", "sandbox_gone",
+                             * "disk_full" */
 };
 
 enum driver_end_kind {

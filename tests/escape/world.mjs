@@ -37,7 +37,7 @@ export async function worker(t, redis, user, env, { before } = {}) {
 
 /** A server that answers PONG, on all addresses. */
 async function server() {
-  const self = createServer((socket) => socket.on('error', () => {}).end('+PONG\r\n')).listen(0, '0.0.0.0');
+  const self = createServer((socket) => socket.on('error', () => {}).once('data', () => socket.end('+PONG\r\n'))).listen(0, '0.0.0.0');
   await new Promise((resolve, reject) => self.once('listening', resolve).once('error', reject));
   atEnd(() => self.close());
   return self;
@@ -59,7 +59,7 @@ export async function world(redis, user) {
   // Not Node's: it fills the name up with NULs, or not, by its version.
   const abstract = start('/usr/bin/python3', ['-c', 'import socket, sys\ns = socket.socket(socket.AF_UNIX)\n'
     + 's.bind("\\0" + sys.argv[1])\ns.listen()\nprint("listening", flush=True)\n'
-    + 'while True: c = s.accept()[0]; c.sendall(b"+PONG\\r\\n"); c.close()', abstractName]);
+    + 'while True: c = s.accept()[0]; c.recv(64); c.sendall(b"+PONG\\r\\n"); c.close()', abstractName]);
   atEnd(() => abstract.stop(1000));
   await abstract.waitLine(/listening/, { timeout: 60_000 });
   const open = await server();

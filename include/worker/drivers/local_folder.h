@@ -23,7 +23,8 @@ const char *local_folder_parent(const char *dir);
 long local_folder_user(long long n);
 
 /* Makes <dir>/sandpiper-<uid>/<replica>-<pid>-<n> (dir: the setting, or $TMPDIR, or /tmp). 0,
- * or -1 with a reason. drop: as root, let other users through (for bubblewrap). Folders of dead workers are found, not removed. */
+ * or -1 with a reason. drop: as root, let other users through (for bubblewrap).
+ * Folders of dead workers are found, not removed. */
 int local_folder_init(struct local_folder *folder, const char *dir, const char *replica_id,
                       bool drop, char *err, size_t err_size);
 void local_folder_fini(struct local_folder *folder); /* closes; removes the folder if it is empty */

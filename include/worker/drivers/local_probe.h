@@ -19,7 +19,8 @@ struct local_verdict {
 struct local_verdict local_verdict(const struct settings *s);
 
 /* Starts the check where one is due: LOCAL in production that is not checked yet, or failed it a
- * minute ago (an administrator may have mended the machine). Its process is killed after a while. */
+ * minute ago (an administrator may have mended the machine). Its process is killed after a
+ * while. */
 void local_probe_start(struct ev_loop *loop, const struct settings *s);
 
 /* Calls cb from the loop at each verdict of a check, until local_probe_unwatch with the same
