@@ -148,7 +148,7 @@ def try_it():
     if pid == 0:
         os._exit(0)
     return pid > 0 and os.waitpid(pid, 0)`],
-  ['another process\'s namespaces', ROOT, `
+  ['another process\'s namespaces', [], `
 def try_it():
     return in_child(lambda: libc.setns(os.open("/proc/1/ns/net", os.O_RDONLY), 0) == 0)`],
   ['a setuid program', EVERYONE, `
@@ -217,7 +217,7 @@ def try_it():
             return True
         except OSError:
             pass`],
-  ['higher limits', ROOT, `
+  ['higher limits', [], `
 def try_it():
     resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
     return True`],
