@@ -39,8 +39,8 @@ void local_host_kill(struct local_host *host, const char *reason);
 void local_host_free(struct local_host *host, void (*done)(void *data), void *data);
 
 /* Starts `python -E -s program arguments...` (arguments end with NULL) in a session of its own,
- * with a clean environment and only the four descriptors 0 to 3; -1 is /dev/null, for 3 nothing. 0 and
- * the pid (the caller reaps it), or an errno. */
+ * with a clean environment and only the four descriptors 0 to 3; -1 is /dev/null, for 3 nothing.
+ * 0 and the pid (the caller reaps it), or an errno. */
 int local_host_spawn(pid_t *pid, const char *python, const char *program,
                      const char *const *arguments, const int fds[4]);
 
