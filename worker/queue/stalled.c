@@ -10,49 +10,63 @@
 #include <ev.h>
 #include <stdlib.h>
 
-#define THREADS_A_PASS 1000
+#define THREADS_A_CALL 250
+#define CALLS_A_PASS   1000 /* of either script: the rest is for the next pass */
 
 struct stalled {
     struct queue *q;
     struct ev_timer timer;
     long long interval_ms, max_count, hold_until; /* hold_until: monotonic ms */
     struct queue_call *pass, *wake;               /* under way, or NULL */
+    int pass_calls, wake_calls;                   /* made in this pass */
     void (*woke)(void *data);
     void *data;
 };
+
+static void send_pass(struct stalled *s, const char *from);
+static void send_wake(struct stalled *s);
+
+static void tell_stalled(struct stalled *s, const redisReply *ids)
+{
+    if (ids->type != REDIS_REPLY_ARRAY || ids->elements == 0)
+        return;
+    metrics_count(METRIC_JOBS_STALLED, (double)ids->elements, NULL, NULL);
+    for (size_t i = 0; i < ids->elements; i++) {
+        struct log_ctx ctx = {.job = ids->element[i]->str};
+        log_write(LOG_LEVEL_WARN, &ctx, "job stalled: its lock has expired; it is back in wait");
+    }
+    s->woke(s->data);
+}
 
 static void on_pass(redisReply *reply, void *data)
 {
     struct stalled *s = data;
     s->pass = NULL;
-    if (reply->type != REDIS_REPLY_ARRAY || reply->elements == 0)
+    if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 2)
         return;
-    metrics_count(METRIC_JOBS_STALLED, (double)reply->elements, NULL, NULL);
-    for (size_t i = 0; i < reply->elements; i++) {
-        struct log_ctx ctx = {.job = reply->element[i]->str};
-        log_write(LOG_LEVEL_WARN, &ctx, "job stalled: its lock has expired; it is back in wait");
-    }
-    s->woke(s->data);
+    const redisReply *next = reply->element[1];
+    if (next->type == REDIS_REPLY_STRING && next->len > 0 && s->pass_calls < CALLS_A_PASS)
+        send_pass(s, next->str);
+    tell_stalled(s, reply->element[0]);
 }
 
 static void on_wake(redisReply *reply, void *data)
 {
     struct stalled *s = data;
     s->wake = NULL;
-    if (reply->type == REDIS_REPLY_INTEGER && reply->integer > 0)
+    if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 2)
+        return;
+    if (reply->element[1]->integer > 0 && s->wake_calls < CALLS_A_PASS)
+        send_wake(s);
+    if (reply->element[0]->integer > 0)
         s->woke(s->data);
 }
 
-static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
+static void send_pass(struct stalled *s, const char *from)
 {
     static const char *const keys[] = {"stalled", "wait",   "active", "stalled-check", "meta",
                                        "paused",  "marker", "events", "repeat"};
-    (void)loop;
-    (void)revents;
-    struct stalled *s = w->data;
-    if (!queue_is_ready(s->q) || text_monotonic_ms() < s->hold_until || s->pass != NULL ||
-        s->wake != NULL)
-        return;
+    s->pass_calls++;
     s->pass = queue_call_new(s->q, &script_moveStalledJobsToWait, 9);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         queue_call_key(s->pass, keys[i]);
@@ -61,15 +75,33 @@ static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
     queue_call_int(s->pass, text_now_ms());
     queue_call_int(s->pass, s->interval_ms * 8 / 10);
     queue_call_int(s->pass, queue_options(s->q)->lock_duration_ms);
+    queue_call_str(s->pass, from);
     queue_call_send(s->pass, on_pass, s);
+}
 
+static void send_wake(struct stalled *s)
+{
+    s->wake_calls++;
     s->wake = queue_call_new(s->q, &script_wake, 1);
     queue_call_key(s->wake, "index:parked");
     queue_call_str(s->wake, queue_prefix(s->q));
     queue_call_int(s->wake, text_now_ms());
     queue_call_int(s->wake, text_now_ms() - s->interval_ms * 8 / 10);
-    queue_call_int(s->wake, THREADS_A_PASS);
+    queue_call_int(s->wake, THREADS_A_CALL);
     queue_call_send(s->wake, on_wake, s);
+}
+
+static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    struct stalled *s = w->data;
+    if (!queue_is_ready(s->q) || text_monotonic_ms() < s->hold_until || s->pass != NULL ||
+        s->wake != NULL)
+        return;
+    s->pass_calls = s->wake_calls = 0;
+    send_pass(s, "");
+    send_wake(s);
 }
 
 struct stalled *stalled_new(struct queue *q, long long interval_ms, long long max_stalled_count,

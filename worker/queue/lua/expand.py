@@ -86,7 +86,9 @@ def main():
         text = expand(script, source, files, ours, set())
         before = lock.get("before", {}).get(script)
         if before:
-            text = expand(before, ours[before + ".lua"], files, ours, set()) + "\n" + text
+            own = expand(before, ours[before + ".lua"], files, ours, set())
+            # Ours goes before BullMQ's text, or around it where a line says so.
+            text = own.replace("--- @stock", text) if "\n--- @stock\n" in own else own + "\n" + text
         text = "\n".join(line for line in text.split("\n") if line.strip()) + "\n"
         symbol = "script_" + script.split("-")[0]
         sha1 = hashlib.sha1(text.encode()).hexdigest()

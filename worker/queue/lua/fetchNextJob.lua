@@ -13,10 +13,10 @@
 ]]
 
 -- Includes
+--- @include "addJobInTargetList"
 --- @include "getNextDelayedTimestamp"
 --- @include "getRateLimitTTL"
 --- @include "moveJobFromPrioritizedToActive"
---- @include "promoteDelayedJobs"
 --- @include "threads"
 --- @include "claimed"
 --- @include "replies"
@@ -52,6 +52,18 @@ local function spCountChildren(jobs)
     end
 end
 
+-- Delayed jobs that are due go to their lines; at most 200 in a call, so that it is short: the next call goes on.
+local function spPromote(isPaused)
+    local function rcall(command, ...)
+        local args = {...}
+        if command == "ZRANGEBYSCORE" then args[#args] = 200 end
+        return redis.call(command, unpack(args))
+    end
+--- @include "promoteDelayedJobs"
+    promoteDelayedJobs(spc.delayed, spc.marker, spc.wait, spc.prioritized, spc.events, spc.prefix, spc.now, spc.pc,
+        isPaused)
+end
+
 -- The next id, moved to active; nil when nothing waits.
 local function spPop()
     local jobId = rcall("RPOPLPUSH", spc.wait, spc.active)
@@ -69,8 +81,8 @@ local function spFetch(opts, tokens)
     local jobs, tries = {}, 200
     local meta = rcall("HMGET", spc.meta, "paused", "concurrency", "max", "duration")
     local free = meta[1] and 0 or meta[2] and tonumber(meta[2]) - rcall("LLEN", spc.active) or #tokens
-    promoteDelayedJobs(spc.delayed, spc.marker, spc.wait, spc.prioritized, spc.events, spc.prefix, spc.now, spc.pc,
-        free <= 0)
+    local first = rcall("ZRANGE", spc.delayed, 0, 0, "WITHSCORES")[2]
+    if first and tonumber(first) < (spc.now + 1) * 0x1000 then spPromote(free <= 0) end
     local limiter = opts["limiter"] or {}
     local limit, duration = tonumber(meta[3] or limiter["max"]), limiter["duration"] or meta[4]
     local limited, again = 0, nil

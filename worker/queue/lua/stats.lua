@@ -9,7 +9,7 @@ local rcall = redis.call
 local prefix = ARGV[1]
 local time = rcall("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local maxThreads = 2000
+local maxThreads = 500
 
 local at = tonumber(rcall("HGET", KEYS[1], "at"))
 if at and now - at >= 0 and now - at < tonumber(ARGV[2]) then return rcall("HGETALL", KEYS[1]) end

@@ -13,10 +13,11 @@
 local rcall = redis.call
 
 -- Includes
+--- @include "batches"
 --- @include "fetchNextJob"
 --- @include "trimEvents"
 
--- Functions that few calls need are made inside, when they are needed.
+-- Functions that few calls need are made inside, when they are needed. (An include that two of them need is above.)
 local function spCollect(size, count)
 --- @include "collectMetrics"
     local key = spc.prefix .. "metrics:completed"
@@ -47,12 +48,20 @@ end
 local held = rcall("MGET", unpack(locks))
 local childless = rcall("EXISTS", unpack(kin)) == 0
 
+local activeIsLong = rcall("LLEN", spc.active) > 256
+
+-- Takes a job out of active. BullMQ searches from the old end; in a long list the job is more likely a new one.
+local function spLeaveActive(jobId)
+    local isNew = activeIsLong and rcall("LPOS", spc.active, jobId, "MAXLEN", 512)
+    return rcall("LREM", spc.active, isNew and 1 or -1, jobId) > 0
+end
+
 -- What the end of the job needs to know, or nil when it is left to BullMQ's script.
 local function spCommon(n, jobKey, jobId, token)
     if held[n] ~= token then return nil end
     if not childless and rcall("EXISTS", kin[2 * n - 1], kin[2 * n]) > 0 then return nil end
     local f = rcall("HMGET", jobKey, "timestamp", "parentKey", "parent", "deid", "atm", "sp:run", "sp:seq")
-    if not f[1] or f[2] or f[3] or f[4] or rcall("LREM", spc.active, -1, jobId) < 1 then return nil end
+    if not f[1] or f[2] or f[3] or f[4] or not spLeaveActive(jobId) then return nil end
     return f
 end
 
