@@ -258,8 +258,8 @@ test('back-pressure does not starve the stream beside a producer that keeps the 
   const r = await rig(t, { env: { STREAM_BACKLOG_MAX: '20', WORKER_CONCURRENCY: '2' } });
   let added = 0;
   const refill = async () => {
-    const missing = 60 - (await r.queue.getWaitingCount());
-    if (missing > 0) await r.queue.addBulk(Array.from({ length: missing }, () => ({ name: 'execute', data: { code: script(say('x')), reply: false } })));
+    const missing = 300 - (await r.queue.getWaitingCount()); // it never falls to 20 between two looks
+    if (missing > 0) await r.queue.addBulk(Array.from({ length: missing }, () => ({ name: 'execute', data: { code: script(say('x'), wait(10)), reply: false } })));
     added += Math.max(0, missing);
   };
   await r.queue.pause();
