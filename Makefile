@@ -142,6 +142,17 @@ bullmq: deps-conformance ## Another BullMQ: VERSION=6.7.1 shows what changed in 
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@tests/run conformance
 
+.PHONY: test-chaos
+test-chaos: deps ## Random faults, nothing lost: JOBS=20000 THREADS=200 REPLICAS=6 MINUTES=10 SEED=n
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@WORKER_BIN=build/test/sandpiper JOBS=$(JOBS) THREADS=$(THREADS) REPLICAS=$(REPLICAS) MINUTES=$(MINUTES) SEED=$(SEED) \
+		node tests/chaos/main.mjs
+
+.PHONY: test-chaos-planted
+test-chaos-planted: deps ## The chaos suite sees three safeguards taken out: SEED=n
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@SEED=$(SEED) node tests/chaos/planted.mjs
+
 .PHONY: valgrind
 valgrind: deps ## A run of 100 jobs under valgrind: no error, nothing definitely lost
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1

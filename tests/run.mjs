@@ -1,7 +1,8 @@
 // Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
 // exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
 //
-//   tests/run [suite...]      suites: unit, integration, client, server, conformance, escape, ops, redis, model, e2b-fidelity, sanitizers, valgrind (default: all)
+//   tests/run [suite...]      suites: unit, integration, client, server, conformance, escape, ops, redis, model, valgrind,
+//                             e2b-fidelity, e2b-driver, chaos, sanitizers (default: all)
 //   TEST_ONLY=clients,reply   only these files of tests/integration (or tests/conformance, tests/e2b/fidelity)
 //   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
@@ -114,6 +115,7 @@ const suites = {
   valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
   'e2b-fidelity': () => nodeTests({}, 'tests/e2b/fidelity'), // the emulator, by the official E2B clients
   'e2b-driver': () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/e2b/driver'),
+  chaos: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/chaos'), // a short seeded run
   sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
 };
 

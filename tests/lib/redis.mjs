@@ -16,20 +16,20 @@ export async function freePort() {
 
 /**
  * Starts redis-server. `args`: more of its options. `durable`: an append-only file written at once, so that
- * data survives SIGKILL. The result has port, url, socket, client(), kill(), restart(), pause(), resume().
+ * data survives SIGKILL. The result has port, url, socket, client(), kill(), restart(moreArgs), pause(), resume().
  */
 export async function startRedis({ args = [], durable = false } = {}) {
   const dir = tempDir('sandpiper-redis-');
   const self = { port: await freePort(), dir, socket: join(dir, 'redis.sock'), process: null };
   self.url = `redis://127.0.0.1:${self.port}`;
   const clients = new Set();
-  const launch = async () => {
+  const launch = async (more = []) => {
     self.process = start('redis-server', [
       '--port', String(self.port), '--bind', '127.0.0.1', '--unixsocket', self.socket, '--dir', dir,
       '--save', '', '--appendonly', durable ? 'yes' : 'no', '--appendfsync', 'always',
-      '--maxmemory-policy', 'noeviction', ...args,
+      '--maxmemory-policy', 'noeviction', ...args, ...more,
     ]);
-    await self.process.waitLine(/Ready to accept connections/i, { timeout: 15_000 });
+    await self.process.waitLine(/Ready to accept connections/i, { timeout: 60_000 });
   };
   self.kill = async () => {
     self.process.kill('SIGCONT');

@@ -6,11 +6,14 @@
 #include "common/jsonx.h"
 #include "common/mem.h"
 #include "common/reaper.h"
+#include "common/text.h"
 
 #include <ev.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Steps, one JSON object a line:
  *   before delivery: {"prepare":ms}, {"fail":"no_sandbox"|"no_capacity"|"driver_error"[,"times":k]}
@@ -19,7 +22,11 @@
  *     {"file":path,"content":text|"base64":text} {"error":{"name","value","traceback"}} {"exit":n}
  * {"die":signal}
  *     {"oom":true} {"lost":true} {"unknown":true} {"hang":true} {"resist":true} {"state":name}
- * (prints a counter kept for the thread) */
+ * (prints a counter kept for the thread)
+ *
+ * With SCRIPTED_JOURNAL=path in the environment each delivery, end and close of a delivered run is
+ * a line of JSON in that file: {"what":"begin"|"end"|"close","at":ms since the epoch,"pid","job",
+ * "execution"[,"thread"]}. It is how tests count what ran without asking Redis. */
 
 #define RESIST_SECONDS 0.3 /* until a run that ignores the interrupt is killed */
 
@@ -27,6 +34,7 @@ struct scripted {
     struct driver base;
     struct ev_loop *loop;
     json_t *threads; /* T -> {counter: value}; the "warm state" */
+    int journal;     /* -1: none is kept */
 };
 
 struct scripted_file {
@@ -40,7 +48,7 @@ struct scripted_run {
     void *data;
     json_t *steps; /* array */
     size_t at;
-    char *thread;
+    char *thread, *job_id, *execution_id;
     int attempt;
     bool delivered, interrupted, resisting, hanging, ended, reused;
     struct ev_timer timer;
@@ -57,6 +65,24 @@ static struct scripted *driver_of(struct scripted_run *run)
     return (struct scripted *)run->base.driver;
 }
 
+/* One write a line: whole, and there also when we are killed right after it. */
+static void journal(const struct scripted_run *run, const char *what)
+{
+    int fd = driver_of((struct scripted_run *)run)->journal;
+    if (fd < 0)
+        return;
+    json_t *line = json_pack("{s:s,s:I,s:i,s:s,s:s,s:s*}", "what", what, "at",
+                             (json_int_t)text_now_ms(), "pid", (int)getpid(), "job", run->job_id,
+                             "execution", run->execution_id, "thread", run->thread);
+    size_t len;
+    char *dumped = jsonx_dump(line, &len), *text = mem_printf("%s\n", dumped);
+    if (write(fd, text, len + 1) != (ssize_t)(len + 1))
+        abort();
+    free(text);
+    free(dumped);
+    json_decref(line);
+}
+
 static void again(struct scripted_run *run, double seconds)
 {
     ev_timer_stop(driver_of(run)->loop, &run->timer);
@@ -67,6 +93,8 @@ static void again(struct scripted_run *run, double seconds)
 static void finish(struct scripted_run *run, struct driver_end *end)
 {
     run->ended = true;
+    if (run->delivered)
+        journal(run, "end");
     ev_timer_stop(driver_of(run)->loop, &run->timer);
     run->listing = mem_alloc((run->file_count + 1) * sizeof *run->listing);
     for (size_t i = 0; i < run->file_count; i++)
@@ -263,6 +291,8 @@ static struct driver_run *scripted_start(struct driver *d, const struct driver_r
     run->data = data;
     run->steps = parse_steps(request->code, request->code_len);
     run->thread = mem_strdup(request->thread);
+    run->job_id = mem_strdup(request->job_id);
+    run->execution_id = mem_strdup(request->execution_id);
     run->attempt = request->attempt;
     run->reused = run->thread != NULL && json_object_get(s->threads, run->thread) != NULL;
     if (run->thread != NULL && !run->reused)
@@ -277,6 +307,7 @@ static void scripted_deliver(struct driver_run *base)
 {
     struct scripted_run *run = (struct scripted_run *)base;
     run->delivered = true;
+    journal(run, "begin");
     again(run, 0);
 }
 
@@ -323,12 +354,16 @@ static void free_run(void *data)
     free(run->files);
     free(run->listing);
     free(run->thread);
+    free(run->job_id);
+    free(run->execution_id);
     free(run);
 }
 
 static void scripted_close(struct driver_run *base)
 {
     struct scripted_run *run = (struct scripted_run *)base;
+    if (run->delivered && !run->ended)
+        journal(run, "close");
     ev_timer_stop(driver_of(run)->loop, &run->timer);
     run->piece = NULL;
     reaper_defer(free_run, run);
@@ -351,6 +386,8 @@ static void free_driver(void *data)
 {
     struct scripted *s = data;
     json_decref(s->threads);
+    if (s->journal >= 0)
+        close(s->journal);
     free(s);
 }
 
@@ -378,5 +415,7 @@ struct driver *driver_scripted_new(const struct driver_host *host)
     s->base.ops = &scripted_ops;
     s->loop = host->loop;
     s->threads = json_object();
+    const char *path = getenv("SCRIPTED_JOURNAL");
+    s->journal = path != NULL ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
     return &s->base;
 }

@@ -28,7 +28,7 @@ end
 f[7] = f[7] or spFindThread(f)
 if f[7] then spForget(f[7], jobId) end
 rcall("LPUSH", spc.active, jobId)
-rcall("HSET", jobKey, "delay", 0)
+rcall("HSET", jobKey, "delay", 0, "sp:c", 1) -- also if we die before it has failed
 local job = spPrepare(jobId, f, opts["token"], opts, nil, false, nil, nil)
 addBaseMarkerIfNeeded(spc.marker, false)
 return job

@@ -3,10 +3,10 @@
   few commands as its effects allow, for it is on the path of every job.
 ]]
 
--- The fields of a claimed job, in the order in which claim.c reads them; the last two are for us alone.
+-- The fields of a claimed job, in the order in which claim.c reads them; the last three are for us alone.
 local function spRead(jobKey)
     return rcall("HMGET", jobKey, "name", "data", "opts", "timestamp", "atm", "ats", "sp:t", "sp:run", "sp:seq",
-        "defa", "stacktrace", "rjk", "sp:b", "priority")
+        "defa", "stacktrace", "rjk", "sp:b", "priority", "sp:c")
 end
 
 -- A job's elements after its id are left out at the end of it where there is nothing to tell.
@@ -35,7 +35,7 @@ local function spPrepare(jobId, f, token, opts, before, cancelled, limit, durati
     end
     if f[7] then rcall("HSET", jobKey, "sp:t", f[7]) end
     if f[13] then rcall("HDEL", jobKey, "sp:b") end
-    local last = 14
+    local last = 15
     while last > 12 or not f[last] do
         f[last] = nil
         last = last - 1

@@ -33,7 +33,7 @@ local function spFinish(fin)
     if exists then
         rcall("HDEL", jobKey, "sp:run")
         if fin["end"] then
-            rcall("HDEL", jobKey, "sp:seq")
+            rcall("HDEL", jobKey, "sp:seq", "sp:c")
         elseif count > 0 then
             rcall("HSET", jobKey, "sp:seq", fin["seq"] + count - 1)
         end

@@ -14,7 +14,7 @@
 
   Job hash fields of ours: sp:t (the thread key, found once), sp:run (mark of a delivered run),
   sp:seq (last sequence number of the reply), sp:b (it was sent to the back of wait once: as the how manieth
-  of its thread).
+  of its thread), sp:c (it was cancelled, and is yet to fail).
 ]]
 -- Includes
 --- @include "addBaseMarkerIfNeeded"
@@ -155,6 +155,7 @@ local function spKeepPlace(thread, jobId)
     if last[1] then return end
     rcall("PEXPIRE", parkedKey, spKeepMs)
     rcall("ZADD", spc.prefix .. "index:parked", "NX", spc.now, thread)
+    rcall("PEXPIRE", spc.prefix .. "index:parked", spKeepMs) -- an obliterated queue leaves nothing for ever
 end
 
 -- Takes a job out of the way of others (it was just put into active): delayed for BullMQ's eyes.
@@ -211,11 +212,11 @@ end
 local function spMayRun(jobId, f)
     local jobKey, known = spc.prefix .. jobId, f[7]
     local thread = known or spFindThread(f)
-    if not thread then return true end
-    f[7] = thread
+    if thread then f[7] = thread end
     -- Only to be failed: needs no lease. A mark wins, for then a run may still be going.
     local marked = f[8] and f[8] ~= ""
-    if f[10] and not marked then return true end
+    if f[15] and not marked then return true, nil, true end -- whoever cancelled it died before it had failed
+    if not thread or f[10] and not marked then return true end
 
     local leaseKey, threadKey = spc.prefix .. "lease:" .. thread, spc.prefix .. "thread:" .. thread
     local holder = rcall("GET", leaseKey)

@@ -26,6 +26,7 @@ for _, thread in ipairs(threads) do
     elseif spWakeHead(thread, nil, true) then
         woken = woken + 1
     end
+    rcall("PEXPIRE", KEYS[1], spKeepMs)
     rcall("PEXPIRE", ARGV[1] .. "parked:" .. thread, spKeepMs)
     rcall("PEXPIRE", ARGV[1] .. "thread:" .. thread, spKeepMs)
 end

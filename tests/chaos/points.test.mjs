@@ -1,0 +1,98 @@
+// A worker met at one point of a job's life, on purpose: what the random runs have found once stays found.
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { sleep, tempDir, waitFor } from '../lib/process.mjs';
+import { startRedis } from '../lib/redis.mjs';
+import { makeRig, shortLocks, slow } from '../lib/rig.mjs';
+import { say, wait } from '../lib/scripted.mjs';
+import { scriptHashes, startRelay } from './relay.mjs';
+
+const redis = await startRedis();
+const hashes = scriptHashes();
+const lockMs = Number(shortLocks.LOCK_DURATION_MS);
+
+/** A rig with worker `a` behind a relay; `b` is started by hand. `begins(id)`: how often the code of a job was delivered. */
+async function rig(t) {
+  const relay = await startRelay(() => redis.port);
+  const journal = join(tempDir(), 'journal');
+  const r = await makeRig(t, redis, { replicas: 0, env: { ...shortLocks, SCRIPTED_JOURNAL: journal } });
+  r.relay = relay;
+  r.startWorker({ REDIS_URL: relay.url, WORKER_NAME: 'a' });
+  await waitFor(async () => (await r.queue.getWorkers()).length === 1, { timeout: 60_000, what: 'worker a' });
+  r.begins = (id) => {
+    try {
+      return readFileSync(journal, 'utf8').split('\n').filter((line) => line.includes('"begin"') && line.includes(`"${id}"`)).length;
+    } catch {
+      return 0;
+    }
+  };
+  /** Kills the worker when Redis has done the next call that matches. */
+  r.killAfter = (matches) => new Promise((resolve) => {
+    relay.trap(matches, 'after', async () => resolve(await r.workers.shift().kill9()));
+  });
+  return r;
+}
+const calls = (script, text = '') => (bytes) => bytes.includes(hashes[script]) && bytes.includes(text);
+
+test('frozen between the mark and its answer: what is WorkerLost meanwhile is never delivered', async (t) => {
+  const r = await rig(t);
+  const frozen = r.workers[0];
+  let thaw;
+  const until = new Promise((resolve) => { thaw = resolve; });
+  const met = new Promise((resolve) => {
+    r.relay.trap(calls('reply', '"type":"started"'), 'after', async () => {
+      frozen.kill('SIGSTOP');
+      resolve();
+      await until;
+    });
+  });
+  const job = await r.add([say('late')], { threadId: 't' });
+  await met;
+  r.startWorker({ WORKER_NAME: 'b' });
+  assert.match(await r.failure(job, 60_000), /^WorkerLost/);
+  assert.equal((await r.run([say('next')], { threadId: 't' })).stdout, 'next');
+  thaw();
+  frozen.kill('SIGCONT');
+  await frozen.waitLine(/nothing more is written/, { timeout: 60_000 });
+  assert.equal(r.begins(job.id), 0);
+});
+
+test('an answer to the mark that is late, but in time: the code is delivered, once', async (t) => {
+  const r = await rig(t);
+  const met = new Promise((resolve) => {
+    r.relay.trap(calls('reply', '"type":"started"'), 'after', async () => {
+      r.workers[0].kill('SIGSTOP');
+      await sleep(lockMs / 2);
+      r.workers[0].kill('SIGCONT');
+      resolve();
+    });
+  });
+  const job = await r.add([say('in time')], { threadId: 't' });
+  await met;
+  assert.equal((await r.result(job, 60_000)).stdout, 'in time');
+  assert.equal(r.begins(job.id), 1);
+});
+
+for (const [name, data] of [['of a thread', { threadId: 't' }], ['without a thread', {}]]) {
+  test(`a cancelled job ${name}, taken out of its line by a worker that dies, is still cancelled`, async (t) => {
+    const r = await rig(t);
+    const first = await r.add([say('first'), wait(1500 * slow)], { threadId: 't' });
+    await waitFor(() => r.begins(first.id), { timeout: 60_000, what: 'the first job runs' });
+    const job = await r.add([say('never')], data, { delay: 600_000 });
+    const after = await r.add([say('after')], { threadId: 't' });
+    const killed = r.killAfter(calls('cancel'));
+    await r.redis.xadd(`${r.P}stream:control`, '*', 'cancel', job.id);
+    await killed;
+    assert.equal(await r.redis.hget(r.P + job.id, 'sp:c'), '1');
+    await r.redis.xtrim(`${r.P}stream:control`, 'MAXLEN', 0); // the next worker does not hear of it
+    r.startWorker({ WORKER_NAME: 'b' });
+    assert.match(await r.failure(job, 60_000), /cancelled/);
+    assert.equal((await r.result(after, 60_000)).stdout, 'after');
+    assert.equal(r.begins(job.id), 0);
+    assert.equal(await r.redis.hexists(r.P + job.id, 'sp:c'), 0, 'the mark of the cancel goes with the end');
+    await job.retry();
+    assert.equal((await r.reply(job, 60_000)).at(-1).reason, 'ok');
+  });
+}
