@@ -173,7 +173,7 @@ lint: ## clang-format, cppcheck, warnings of gcc and clang, settings against REA
 	@.ci/lint
 
 .PHONY: bench
-bench: deps ## Jobs a second, memory and Redis time beside a stock Node Worker
+bench: deps ## Everything in README's "Measured", beside a Node Worker and the official SDK: QUICK=1 in under 2 minutes
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
 	@tests/bench/run
 
