@@ -1,4 +1,5 @@
 // Makes the application: parsers, validation, headers, OpenAPI page, static files.
+import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { ValidationPipe } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
@@ -44,6 +45,8 @@ export async function createApp(config: Config): Promise<NestExpressApplication>
   app.useBodyParser('json', { limit });
   app.useGlobalPipes(new ValidationPipe({ whitelist: true, forbidNonWhitelisted: true, transform: true }));
   app.useStaticAssets(fileURLToPath(new URL('../public', import.meta.url)), { maxAge: 0, dotfiles: 'deny' });
+  // The page's one library, served from where npm put it.
+  app.useStaticAssets(dirname(fileURLToPath(import.meta.resolve('ansi_up'))), { prefix: '/vendor', maxAge: 0, extensions: ['js'], index: false });
   const document = new DocumentBuilder().setTitle('Sandpiper server').setVersion('1').addBearerAuth()
     .setDescription('Runs code of conversations: one thread, one warm kernel, one run at a time.').build();
   SwaggerModule.setup('docs', app, () => SwaggerModule.createDocument(app, document), { jsonDocumentUrl: 'docs/openapi.json' });
