@@ -131,6 +131,7 @@ export class Cell {
 
   #text(kind, text) {
     if (this.#last?.kind !== kind) {
+      this.#last?.draw();
       this.#last = new StreamView(kind);
       this.outputs.append(this.#last.element);
     }
@@ -138,12 +139,14 @@ export class Cell {
   }
 
   #add(view) {
+    this.#last?.draw();
     this.#last = null;
     this.outputs.append(view);
   }
 
   #done({ state, reason, error, result }) {
     this.leave();
+    this.#last?.draw();
     const lost = this.detail.textContent;
     const time = result ? `in ${seconds(result.executionTimeMs)}` : '';
     if (error || result?.errorDetail) {

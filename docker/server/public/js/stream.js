@@ -4,11 +4,13 @@ import { AnsiUp } from '../vendor/ansi_up.js';
 const HEAD = 8_000; // characters shown of a long output's beginning
 const TAIL = 16_000; // and of its end
 const MOST = 1_000_000; // shown when unfolded; all of it can be downloaded
+const DRAW_MS = 40; // output of so long is drawn at once
 const LINES = 60; // shown folded
 
 /** What a terminal would show of a line that was written over ("\r", "\b"); other control characters are dropped. */
 export function settle(text) {
-  let out = text.replace(/\r+\n/g, '\n');
+  // Titles, links and other strings to the terminal, then line ends of other systems.
+  let out = text.replace(/\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)/g, '').replace(/\r+\n/g, '\n');
   if (/[\r\b]/.test(out)) {
     out = out.split('\n').map((line) => {
       let shown = line.includes('\r') ? line.slice(line.lastIndexOf('\r', line.length - 2) + 1).replace(/\r$/, '') : line;
@@ -16,7 +18,7 @@ export function settle(text) {
       return shown;
     }).join('\n');
   }
-  return out.replace(/[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, '');
+  return out.replace(/[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, '');
 }
 
 /** Nodes of text with ANSI colours. The library escapes the text and writes only spans with classes. */
@@ -36,7 +38,7 @@ export class StreamView {
   #parts = [];
   #length = 0;
   #open = false;
-  #frame = 0;
+  #timer = 0;
   #pre = document.createElement('pre');
   #controls = document.createElement('div');
 
@@ -55,11 +57,12 @@ export class StreamView {
   append(text) {
     this.#parts.push(text);
     this.#length += text.length;
-    this.#frame ||= requestAnimationFrame(() => this.draw());
+    this.#timer ||= setTimeout(() => this.draw(), DRAW_MS); // in a hidden tab, too
   }
 
   draw() {
-    this.#frame = 0;
+    clearTimeout(this.#timer);
+    this.#timer = 0;
     const { text } = this;
     const lines = lineCount(text);
     const long = this.#length > HEAD + TAIL || lines > LINES;
