@@ -135,9 +135,8 @@ test('an error shows its traceback, in colour but without escapes; ANSI colours 
   await state(cell, 'error');
   await cell.locator('.failure', { hasText: 'ZeroDivisionError' }).waitFor();
   await cell.locator('.stdout .ansi-red-fg', { hasText: /^red$/ }).waitFor();
-  const text = await cell.locator('.outputs').textContent();
-  assert.ok(!/\x1b|title|10%/.test(text), text);
-  assert.match(text, /red plain \|\ndone/);
+  assert.equal(await cell.locator('.stdout pre').textContent(), 'red plain |\ndone\n');
+  assert.ok(!(await cell.locator('.outputs').textContent()).includes('\x1b'));
 });
 
 test('a reload in mid-run goes on where it was, and a second tab shows the same', async (t) => {
@@ -222,7 +221,7 @@ test('hostile output harms nothing: scripts, a line of 5 MB, control characters'
   assert.equal(await page.title(), 'Sandpiper');
   assert.ok((await cell.locator('.outputs').textContent()).length < 100_000, 'long output is folded');
   await cell.locator('button', { hasText: 'Unfold' }).click();
-  assert.ok((await cell.locator('.outputs').textContent()).length < 2_500_000);
+  assert.ok((await cell.locator('.outputs').textContent()).length < 600_000);
   const fine = await page.ran('print("still here")');
   await state(fine, 'completed');
 });
@@ -257,9 +256,7 @@ test('HTML results are in a closed frame: no script, no way to the page, to the 
 
 test('keyboard alone, a phone, the dark: all of it can be reached and read', async (t) => {
   const page = await openPage(t, { viewport: { width: 380, height: 740 }, colorScheme: 'dark' });
-  await page.keyboard.press('Tab');
-  assert.equal(await page.evaluate(() => document.activeElement.className === 'skip' || document.activeElement.id === 'code'), true);
-  await page.locator('#code').focus();
+  await page.locator('#code:focus').waitFor();
   await page.keyboard.type('if True:\nprint("typed")');
   await page.keyboard.press('Control+Enter');
   const cell = page.locator('.cell').first();

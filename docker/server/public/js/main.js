@@ -87,7 +87,7 @@ function cellOf(execution) {
 
 const ENDED = ['completed', 'error', 'failed', 'gone'];
 
-/** Brings the cells in step with the list: new ones of other tabs, places in the line; follows at most two runs at a time. */
+/** Brings the cells in step with the list: new ones of other tabs, places in the line; follows few at a time (a browser opens six connections). */
 async function lookAtCells() {
   const opened = thread;
   const list = await api.executions(opened);
@@ -98,7 +98,7 @@ async function lookAtCells() {
     if (cell.ended || cell.following) continue;
     if (execution.state === 'gone' || (ENDED.includes(execution.state) && cell.looked)) {
       cell.show(execution); // it was followed once, and there was nothing (more)
-    } else if (following < 2) {
+    } else if (following < (ENDED.includes(execution.state) ? 4 : 2)) {
       cell.follow();
       cell.looked = ENDED.includes(execution.state);
       following++;

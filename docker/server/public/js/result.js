@@ -15,7 +15,7 @@ function element(tag, props = {}, ...children) {
 /** Untrusted HTML. `sandbox` without a word: an origin of its own, no script, no form, no way out. */
 function frame(html, title) {
   const rows = (html.match(/<tr[\s>]/gi) ?? []).length;
-  const one = element('iframe', { title, loading: 'lazy', referrerPolicy: 'no-referrer' });
+  const one = element('iframe', { title, referrerPolicy: 'no-referrer' });
   one.setAttribute('sandbox', '');
   one.style.height = `${rows > 0 ? Math.min(60 + rows * 28, 520) : 320}px`;
   one.srcdoc = `<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="${FRAME_POLICY}">`

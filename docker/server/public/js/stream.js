@@ -3,7 +3,7 @@ import { AnsiUp } from '../vendor/ansi_up.js';
 
 const HEAD = 8_000; // characters shown of a long output's beginning
 const TAIL = 16_000; // and of its end
-const MOST = 1_000_000; // shown when unfolded; all of it can be downloaded
+const MOST = 200_000; // shown when unfolded; all of it can be downloaded
 const DRAW_MS = 40; // output of so long is drawn at once
 const LINES = 60; // shown folded
 
@@ -14,7 +14,7 @@ export function settle(text) {
   if (/[\r\b]/.test(out)) {
     out = out.split('\n').map((line) => {
       let shown = line.includes('\r') ? line.slice(line.lastIndexOf('\r', line.length - 2) + 1).replace(/\r$/, '') : line;
-      while (/[^\b]\b/.test(shown)) shown = shown.replace(/[^\b]\b/g, '');
+      while (/[^\x08]\x08/.test(shown)) shown = shown.replace(/[^\x08]\x08/g, '');
       return shown;
     }).join('\n');
   }
