@@ -131,6 +131,17 @@ server: ## Build the NestJS server (docker/server)
 build-server: # its packages are there
 	$(Q)cd docker/server && node node_modules/typescript/bin/tsc -p tsconfig.json
 
+.PHONY: demo-web
+demo-web: server ## The page in a browser: Redis, worker and server until Ctrl-C (PORT=3000)
+	@$(MAKE) --no-print-directory -s all
+	@exec node tests/demo/web.mjs
+
+.PHONY: screenshots
+screenshots: deps-conformance ## The pictures of README, docker/server/screenshots, made anew in Chromium
+	@$(MAKE) --no-print-directory -s all TEST_BUILD=1
+	@$(MAKE) --no-print-directory -s build-server
+	@WORKER_BIN=build/test/sandpiper SCREENSHOTS=docker/server/screenshots node --test --test-name-pattern=picture tests/web/pictures.test.mjs
+
 .PHONY: test-conformance
 test-conformance: deps-conformance ## A stock BullMQ Worker and ours leave the same behind: scenario x producer
 	@$(MAKE) --no-print-directory -s all TEST_BUILD=1

@@ -67,3 +67,13 @@ test('board: the dashboard is served', async () => {
   const answer = await fetch(/http:\/\/127\.0\.0\.1:\d+/.exec(line)[0] + '/api/queues');
   assert.deepEqual((await answer.json()).queues.map((one) => one.name), [q.name]);
 });
+
+test('server: its page and its health, as user 10001', async () => {
+  const q = await queue();
+  const child = image('server', { REDIS_URL: redis.url, QUEUE_NAME: q.name, PORT: '0', HOST: '127.0.0.1', SERVER_TOKENS: 'token-0123456789abcdef=w' });
+  const base = (await child.waitLine(/^listening on /, { timeout: 120_000 })).split(' ').at(-1);
+  assert.equal((await fetch(`${base}/health`)).status, 200);
+  assert.match(await (await fetch(base)).text(), /<title>Sandpiper/);
+  assert.equal((await fetch(`${base}/vendor/ansi_up.js`)).status, 200);
+  assert.equal((await fetch(`${base}/threads`)).status, 401);
+});

@@ -14,7 +14,18 @@ process.on('exit', () => {
   for (const child of children) if (child.exitCode === null && child.signalCode === null) child.kill('SIGKILL');
   rmSync(dir, { recursive: true, force: true });
 });
-for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => fail(`stopped by ${signal}`));
+let onSignal = (signal) => fail(`stopped by ${signal}`);
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, () => onSignal(signal));
+
+/** For what runs until Ctrl-C: everything is stopped then, and that is a good end. */
+export function runUntilStopped(bye) {
+  onSignal = async () => {
+    onSignal = () => process.exit(1); // who cannot wait
+    await stopAll({ anyEnd: true });
+    console.log(`\n${bye}`);
+    process.exit(0);
+  };
+}
 
 process.on('unhandledRejection', (error) => fail(error?.message ?? error));
 process.on('uncaughtException', (error) => fail(error?.message ?? error));
@@ -75,12 +86,26 @@ export async function startWorker(port) {
   return worker;
 }
 
-export async function stopAll() {
+/** The server with its page, in development mode; its address. On `wanted`, or where that is taken on any free port. */
+export async function startServer(redisPort, wanted) {
+  const probe = createServer();
+  const free = await new Promise((resolve) => {
+    probe.once('error', () => resolve(false));
+    probe.listen(wanted, '127.0.0.1', () => probe.close(() => resolve(true)));
+  });
+  const server = launch('server', process.execPath, ['docker/server/dist/main.js'], {
+    PATH: process.env.PATH, NODE_ENV: 'development', REDIS_URL: `redis://127.0.0.1:${redisPort}`, PORT: String(free ? wanted : 0), NO_COLOR: '1',
+  });
+  await until('the server listening', () => /^listening on /m.test(server.log()), 60_000);
+  return /^listening on (\S+)/m.exec(server.log())[1].replace('127.0.0.1', 'localhost');
+}
+
+export async function stopAll({ anyEnd = false } = {}) {
+  for (const child of children) child.stopping = true; // Ctrl-C reaches all of them at once
   for (const child of children.reverse()) {
-    child.stopping = true;
-    if (child.exitCode !== null) continue;
+    if (child.exitCode !== null || child.signalCode !== null) continue;
     child.kill('SIGTERM');
     await Promise.race([once(child, 'exit'), new Promise((r) => setTimeout(r, 10_000))]);
-    if (child.exitCode !== 0) fail(`a process did not end well (${child.exitCode ?? child.signalCode})`);
+    if (child.exitCode !== 0 && !anyEnd) fail(`a process did not end well (${child.exitCode ?? child.signalCode})`);
   }
 }

@@ -19,9 +19,11 @@ test('make install puts all below DESTDIR and PREFIX, make uninstall takes all a
   const dest = tempDir();
   sh('make', '-s', 'install', `DESTDIR=${dest}`, 'PREFIX=/opt/sp');
   const names = files(dest).map((name) => name.slice(dest.length));
-  for (const name of ['/opt/sp/bin/sandpiper',  '/opt/sp/share/doc/sandpiper/THIRD_PARTY_NOTICES', '/opt/sp/share/doc/sandpiper/LICENSE']) assert.ok(names.includes(name), `${name} in ${names}`);
+  for (const name of ['/opt/sp/bin/sandpiper', '/opt/sp/share/man/man1/sandpiper.1', '/opt/sp/lib/systemd/system/sandpiper.service',
+     '/opt/sp/share/doc/sandpiper/THIRD_PARTY_NOTICES', '/opt/sp/share/doc/sandpiper/LICENSE']) assert.ok(names.includes(name), `${name} in ${names}`);
   assert.ok(names.every((name) => name.startsWith('/opt/sp/')), String(names));
   assert.equal(sh(join(dest, 'opt/sp/bin/sandpiper'), '--version').trim(), `sandpiper ${version}`);
+  assert.match(readFileSync(join(dest, 'opt/sp/lib/systemd/system/sandpiper.service'), 'utf8'), /^ExecStart=\/opt\/sp\/bin\/sandpiper/m);
   sh('make', '-s', 'uninstall', `DESTDIR=${dest}`, 'PREFIX=/opt/sp');
   assert.deepEqual(files(dest), []);
 });

@@ -1,85 +1,9 @@
 // The page in headless Chromium, on the real server, a real worker and real kernels: what a user sees and does.
 import assert from 'node:assert/strict';
-import { mkdirSync } from 'node:fs';
-import { createServer } from 'node:http';
-import { once } from 'node:events';
 import test from 'node:test';
-import { fileURLToPath } from 'node:url';
-import { chromium } from 'playwright-core';
-import { atEnd, waitFor } from '../lib/process.mjs';
-import { startProxy, startRedis } from '../lib/redis.mjs';
-import { makeRig } from '../lib/rig.mjs';
+import { waitFor } from '../lib/process.mjs';
 import { startServer } from '../server/lib.mjs';
-
-const LONG = 90_000;
-const top = { after: atEnd };
-const redis = await startRedis();
-const r = await makeRig(top, redis, {
-  events: false, checks: false, env: { CODE_INTERPRETER_TYPE: 'LOCAL', NODE_ENV: 'development', WORKER_CONCURRENCY: '4' },
-});
-const s = await startServer(top, r, { url: redis.url, env: { SERVER_TOKENS: '', NODE_ENV: 'development' } });
-const proxy = await startProxy(Number(new URL(s.base).port));
-const pictures = fileURLToPath(new URL('../../build/screenshots', import.meta.url));
-mkdirSync(pictures, { recursive: true });
-
-const browser = await chromium.launch({
-  executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
-  args: ['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
-});
-atEnd(() => browser.close());
-
-/** A page of its own in a fresh browser profile; whatever goes wrong in it fails the test. */
-async function openPage(t, { base = s.base, hash = '', context, ...options } = {}) {
-  const own = context ?? await browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
-  const page = await own.newPage();
-  page.setDefaultTimeout(LONG);
-  const errors = [];
-  page.on('pageerror', (error) => errors.push(error.stack ?? String(error)));
-  page.on('console', (message) => message.type() === 'error' && errors.push(message.text()));
-  t.after(async () => {
-    if (!context) await own.close();
-    const bad = errors.filter((text) => !/net::ERR|Content Security Policy|Failed to load resource|sandboxed/.test(text));
-    assert.deepEqual(bad, []);
-  });
-  await page.goto(`${base}/${hash}`);
-  page.ran = async (code, files = []) => {
-    const before = await page.locator('.cell').count();
-    if (files.length) await page.locator('#files').setInputFiles(files);
-    await page.locator('#code').fill(code);
-    await page.locator('#code').press('Control+Enter');
-    const cell = page.locator('.cell').nth(before);
-    await cell.waitFor();
-    return cell;
-  };
-  page.errorsSeen = errors;
-  return page;
-}
-const state = (cell, name) => cell.and(cell.page().locator(`.${name}`)).waitFor();
-
-/** A page on the net that code may wait for: each GET /name is held until let('name'). */
-async function holder() {
-  const held = new Map();
-  const free = new Set();
-  const server = createServer((request, response) => {
-    const name = request.url.slice(1);
-    if (free.has(name)) response.end('go');
-    else held.set(name, response);
-  }).listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  atEnd(() => {
-    server.closeAllConnections();
-    server.close();
-  });
-  const { port } = server.address();
-  return {
-    wait: (name) => `import urllib.request as _u; _u.urlopen("http://127.0.0.1:${port}/${name}").read()`,
-    let: (name) => {
-      free.add(name);
-      held.get(name)?.end('go');
-    },
-  };
-}
-const hold = await holder();
+import { hold, LONG, openPage, proxy, r, redis, s, state } from './lib.mjs';
 
 test('output is seen before the run ends, then its end and the time it took; stderr and stdout apart', async (t) => {
   const page = await openPage(t);
@@ -90,7 +14,6 @@ test('output is seen before the run ends, then its end and the time it took; std
   await state(cell, 'running');
   assert.match(await cell.locator('.state').textContent(), /^Running/);
   assert.equal(await cell.locator('.stream', { hasText: 'second' }).count(), 0);
-  await page.screenshot({ path: `${pictures}/running.png` });
   hold.let('a');
   await state(cell, 'completed');
   await cell.locator('.stream.stdout', { hasText: 'second' }).waitFor();
@@ -126,7 +49,6 @@ test('a CSV is sent, comes back as a table and a chart, which is really painted;
   assert.ok(colours.red > colours.all / 20 && colours.white > colours.all / 5, JSON.stringify(colours));
   const [download] = await Promise.all([page.waitForEvent('download'), chart.locator('.files a', { hasText: 'out.csv' }).click()]);
   assert.equal(download.suggestedFilename(), 'out.csv');
-  await page.screenshot({ path: `${pictures}/finished.png`, fullPage: true });
 });
 
 test('an error shows its traceback, in colour but without escapes; ANSI colours of output are colours', async (t) => {
