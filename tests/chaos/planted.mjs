@@ -11,12 +11,12 @@ const seed = process.env.SEED || '1';
 /** Each: what to take out of which script, and the invariants of which at least one must be seen broken. */
 const faults = {
   'the token check of the reply script': { file: 'reply.lua', out: [
-    'if not lock and not spRevive(KEYS[2], KEYS[4], jobId, token, 5000) then return -2 end',
+    'if not lock and not spRevive(jobKey, KEYS[1], jobId, token, 5000) then return -2 end',
     'if lock and lock ~= token then return -6 end'],
   seen: ['at most one done for each job, and it is the last message', 'what a job ended with is what happened'] },
   'the lease check of the claim': { file: 'threads.lua', out: ['local held = holder and spHolds(leaseKey, holder)'],
     put: 'local held = false', seen: ['no two jobs of a thread overlap'] },
-  'the mark of a started run': { file: 'reply.lua', out: ['if mark ~= "" then rcall("HSET", KEYS[2], "sp:run", mark) end'],
+  'the mark of a started run': { file: 'reply.lua', out: ['rcall("HSET", jobKey, "sp:run", mark)'],
     seen: ['code runs at most once, unless it is idempotent'] },
 };
 
