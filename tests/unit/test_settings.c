@@ -255,6 +255,17 @@ static void test_overlay(void **state)
     s = overlay(base, "CODE_INTERPRETER_TIMEOUT_MS", "", err, sizeof(err));
     assert_int_equal(settings_int(s, SETTING_CODE_INTERPRETER_TIMEOUT_MS), 1000);
     settings_free(s);
+    /* What has not changed is the same set; what has is not, back again too. */
+    static const char *const values[] = {"3000", "3000", "4000", "3000"};
+    struct settings *before = NULL;
+    for (size_t i = 0; i < 4; i++) {
+        s = overlay(base, "CODE_INTERPRETER_TIMEOUT_MS", values[i], err, sizeof(err));
+        assert_int_equal(settings_int(s, SETTING_CODE_INTERPRETER_TIMEOUT_MS), atoi(values[i]));
+        assert_true((s == before) == (i == 1));
+        settings_free(before);
+        before = s;
+    }
+    settings_free(before);
     assert_null(overlay(base, "CODE_INTERPRETER_TIMEOUT_MS", "soon", err, sizeof(err)));
     assert_non_null(strstr(err, "CODE_INTERPRETER_TIMEOUT_MS"));
     s = settings_overlay(base, NULL, 0, err, sizeof(err));

@@ -5,6 +5,8 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,6 +117,18 @@ static void test_clocks(void **state)
     assert_true(text_monotonic_ms() - start < 60000);
 }
 
+static void test_from_int(void **state)
+{
+    (void)state;
+    static const long long values[] = {0, 7, -1, 10, 1234567890123, LLONG_MAX, LLONG_MIN};
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        char want[32], got[24];
+        snprintf(want, sizeof(want), "%lld", values[i]);
+        assert_int_equal(text_from_int(got, values[i]), strlen(want));
+        assert_string_equal(got, want);
+    }
+}
+
 static void test_parse_int(void **state)
 {
     (void)state;
@@ -144,6 +158,7 @@ int main(void)
         cmocka_unit_test(test_percent),    cmocka_unit_test(test_percent_decode),
         cmocka_unit_test(test_strip_ansi), cmocka_unit_test(test_uuid),
         cmocka_unit_test(test_clocks),     cmocka_unit_test(test_parse_int),
+        cmocka_unit_test(test_from_int),
     };
     return cmocka_run_group_tests_name("text", tests, NULL, NULL);
 }

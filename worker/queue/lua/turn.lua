@@ -57,19 +57,22 @@ local function spLeaveActive(jobId)
 end
 
 -- What the end of the job needs to know, or nil when it is left to BullMQ's script.
-local function spCommon(n, jobKey, jobId, token)
+local function spCommon(n, jobKey, token)
     if held[n] ~= token then return nil end
     if not childless and rcall("EXISTS", kin[2 * n - 1], kin[2 * n]) > 0 then return nil end
     local f = rcall("HMGET", jobKey, "timestamp", "parentKey", "parent", "deid", "atm", "sp:run", "sp:seq")
-    if not f[1] or f[2] or f[3] or f[4] or not spLeaveActive(jobId) then return nil end
-    return f
+    return f[1] and not f[2] and not f[3] and not f[4] and f or nil
 end
+
+-- All is read before anything is written: what cannot be read then changes nothing.
+local found = {}
+for n, i in ipairs(first) do found[n] = spCommon(n, spc.prefix .. ARGV[i], ARGV[i + 1]) or false end
 
 local codes, ended, gone, trims, tokens = {}, {}, {}, {}, {}
 for n, i in ipairs(first) do
     local jobId, keep, thread, count = ARGV[i], ARGV[i + 4], ARGV[i + 5], tonumber(ARGV[i + 6])
     local jobKey = spc.prefix .. jobId
-    local f = spCommon(n, jobKey, jobId, ARGV[i + 1])
+    local f = found[n] and spLeaveActive(jobId) and found[n]
     codes[n] = f and 0 or 1
     if f then
         if #ended == 0 then trimEvents(spc.meta, spc.events) end
