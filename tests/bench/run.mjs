@@ -13,9 +13,13 @@ const { cleanUp } = await import('../lib/process.mjs');
 const { startRedis } = await import('../lib/redis.mjs');
 const { Rows } = await import('./measure.mjs');
 const queue = await import('./queue.mjs');
+const e2b = await import('./e2b.mjs');
+const { local } = await import('./local.mjs');
+const { growth } = await import('./growth.mjs');
 
 const sections = {
   throughput: queue.throughput, memory: queue.memory, starts: queue.starts, pickup: queue.pickup, replicas: queue.replicas,
+  runs: e2b.runs, thousand: e2b.thousand, bytes: e2b.bytes, local, growth,
 };
 const wanted = process.argv.slice(2).length ? process.argv.slice(2) : Object.keys(sections);
 const rows = new Rows();

@@ -28,6 +28,8 @@ export async function launch(kind, redis, { concurrency = 10, env = {}, replicas
     if (dead) throw new Error(`${kind} ended: ${dead.tail()}`);
     return (await queue.getWorkers()).length >= replicas;
   }, { what: `${name} has ${replicas} workers`, timeout: 60_000 });
+  /** One more worker on the same queue. */
+  self.add = ({ concurrency: own, env: more }) => processes.push(startKind(kind, redis, name, own, more));
   self.stop = async ({ graceMs = 10_000 } = {}) => {
     await Promise.all(processes.map((one) => one.stop(graceMs)));
     await queue.close();
