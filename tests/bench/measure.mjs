@@ -44,7 +44,7 @@ export function difference(after, before) {
   return Object.fromEntries(Object.keys(after).map((name) => [name, after[name] - before[name]]));
 }
 
-/** The longest time that a queue's clients go on calling: ms of the longest script call since `reset()`. */
+/** `read()`: ms of the longest script call since `reset()`, by Redis's slow log. */
 export function slowest(client) {
   return {
     async reset() {
@@ -52,9 +52,10 @@ export function slowest(client) {
       await client.slowlog('RESET');
     },
     async read() {
-      const entries = await client.slowlog('GET', 100_000);
-      return entries.filter(([, , , [command]]) => /^(evalsha|eval|fcall)$/i.test(command))
-        .reduce((most, [, , usec]) => Math.max(most, usec), 200) / 1000;
+      const entries = (await client.slowlog('GET', 100_000)).filter(([, , , [command]]) => /^(evalsha|eval|fcall)$/i.test(command));
+      const [, , usec, argv] = entries.reduce((most, entry) => (entry[2] > most[2] ? entry : most), [0, 0, 200, []]);
+      if (process.env.VERBOSE && usec > 10_000) console.log(`# ${usec} us: ${argv.join(' ').slice(0, 300)}`);
+      return usec / 1000;
     },
   };
 }
