@@ -44,8 +44,19 @@ export function difference(after, before) {
   return Object.fromEntries(Object.keys(after).map((name) => [name, after[name] - before[name]]));
 }
 
-/** `read()`: ms of the longest script call since `reset()`, by Redis's slow log. */
+/** The name of connections that add jobs. */
+export const producer = 'producer';
+
+/**
+ * The longest script calls since `reset()` by Redis's slow log, ms: `workers`, and `producers` (connections called
+ * `producer`: BullMQ's `add`, whose work is the same whatever is there: what is long in it is the machine).
+ */
 export function slowest(client) {
+  const longest = (entries, what) => {
+    const [, , usec, argv] = entries.reduce((most, entry) => (entry[2] > most[2] ? entry : most), [0, 0, 200, []]);
+    if (process.env.VERBOSE && usec > 10_000) console.log(`# ${what}: ${usec} us: ${argv.join(' ').slice(0, 300)}`);
+    return usec / 1000;
+  };
   return {
     async reset() {
       await client.config('SET', 'slowlog-log-slower-than', '200', 'slowlog-max-len', '100000');
@@ -53,14 +64,13 @@ export function slowest(client) {
     },
     async read() {
       const entries = (await client.slowlog('GET', 100_000)).filter(([, , , [command]]) => /^(evalsha|eval|fcall)$/i.test(command));
-      const [, , usec, argv] = entries.reduce((most, entry) => (entry[2] > most[2] ? entry : most), [0, 0, 200, []]);
-      if (process.env.VERBOSE && usec > 10_000) console.log(`# ${usec} us: ${argv.join(' ').slice(0, 300)}`);
-      return usec / 1000;
+      const by = (isProducer) => entries.filter(([, , , , , name]) => (name === producer) === isProducer);
+      return { workers: longest(by(false), 'a worker'), producers: longest(by(true), 'a producer') };
     },
   };
 }
 
-/** A requests' list of the emulator's journal: how many of them had to wait for one another (those that never overlap). */
+/** The operations of the emulator's journal that had to wait for one another: the longest chain of requests that do not overlap. */
 export function criticalPath(entries) {
   const spans = entries.filter((entry) => entry.ms !== null).map((entry) => ({ op: entry.op, from: entry.t * 1000, to: entry.t * 1000 + entry.ms }))
     .sort((a, b) => a.to - b.to);

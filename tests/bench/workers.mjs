@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url';
 import { Queue } from 'bullmq';
 import { sleep, start, waitFor } from '../lib/process.mjs';
 import { workerBin, workerEnv } from '../lib/rig.mjs';
-import { cpu, difference, redisCounters } from './measure.mjs';
+import { cpu, difference, producer, redisCounters } from './measure.mjs';
 
 let count = 0;
 const peerProgram = fileURLToPath(new URL('peer.mjs', import.meta.url));
@@ -19,7 +19,7 @@ export function startKind(kind, redis, name, concurrency, env = {}) {
 /** A queue of its own with `replicas` workers on it, all ready. stop() ends them and takes the queue away. */
 export async function launch(kind, redis, { concurrency = 10, env = {}, replicas = 1 } = {}) {
   const name = `bench-${kind}-${++count}`;
-  const queue = new Queue(name, { connection: redis.connection });
+  const queue = new Queue(name, { connection: { ...redis.connection, connectionName: producer } });
   queue.on('error', () => {});
   const processes = Array.from({ length: replicas }, () => startKind(kind, redis, name, concurrency, env));
   const self = { kind, name, queue, P: `bull:${name}:`, processes, pid: processes[0].pid, client: redis.client() };
