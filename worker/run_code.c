@@ -264,7 +264,7 @@ void run_prepare(struct run *run)
         .trace = run->opts.traceparent,
         .attempt = (int)run->claimed->attempts_made + 1,
         .record = {or_empty(&run->claimed->sandbox), or_empty(&run->claimed->creation),
-                   or_empty(&run->claimed->actor)},
+                   or_empty(&run->claimed->actor), or_empty(&run->claimed->unsettled)},
         .other_replica_before =
             before->len > 0 &&
             strcmp(before->data, queue_options(run->host->queue)->replica_id) != 0,

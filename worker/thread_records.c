@@ -105,13 +105,13 @@ static void on_record(struct redis *r, redisReply *reply, void *data)
 {
     (void)r;
     struct asked *a = data;
-    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY || reply->elements != 4) {
+    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY || reply->elements != 5) {
         answer_lost(a);
         return;
     }
     struct driver_record record = {text_of(reply->element[0]), text_of(reply->element[1]),
-                                   text_of(reply->element[2])};
-    a->record(a->ctx, &record, strtoll(text_of(reply->element[3]), NULL, 10));
+                                   text_of(reply->element[2]), text_of(reply->element[3])};
+    a->record(a->ctx, &record, strtoll(text_of(reply->element[4]), NULL, 10));
     asked_free(a);
 }
 
@@ -123,8 +123,8 @@ static void record_get(void *data, const char *thread,
     struct asked *a = mem_alloc(sizeof *a);
     *a = (struct asked){.q = data, .record = got, .ctx = ctx};
     char *key = thread_key(thread);
-    const char *const argv[] = {"HMGET", key, "sandbox", "creation", "actor", "claim"};
-    ask(a, 6, argv, on_record);
+    const char *const argv[] = {"HMGET", key, "sandbox", "creation", "actor", "unsettled", "claim"};
+    ask(a, 7, argv, on_record);
     free(key);
 }
 

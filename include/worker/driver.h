@@ -32,9 +32,10 @@ struct driver_input {
 
 /* What Redis remembers of a thread's sandbox (hash "thread:<T>"); each "" when absent. */
 struct driver_record {
-    const char *sandbox;  /* the driver's name for it */
-    const char *creation; /* unique key of the create call that made (or may have made) it */
-    const char *actor;    /* digest of whose state is in it */
+    const char *sandbox;   /* the driver's name for it */
+    const char *creation;  /* unique key of the create call that made (or may have made) it */
+    const char *actor;     /* digest of whose state is in it */
+    const char *unsettled; /* the sandbox in which a run was not seen to end */
 };
 
 struct driver_request {       /* borrowed until on_ready or on_end, but for inputs' fds */

@@ -18,7 +18,7 @@ void claimed_job_free(struct claimed_job *job)
     struct str *const all[] = {
         &job->id,      &job->token,    &job->name,  &job->data,       &job->opts,
         &job->thread,  &job->mark,     &job->defa,  &job->stacktrace, &job->replica_before,
-        &job->sandbox, &job->creation, &job->actor, &job->scheduler};
+        &job->sandbox, &job->creation, &job->actor, &job->unsettled,  &job->scheduler};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         str_fini(all[i]);
     for (size_t i = 0; i < job->runtime_count * 2; i++)
@@ -79,6 +79,7 @@ static void take_fields(struct claimed_job *job, const redisReply *fields)
 
 /* Elements of a job, see fetchNextJob.lua. */
 enum { AT_FIELDS, AT_ID, AT_THREAD, AT_CHILDREN, AT_CANCELLED, AT_SETTINGS };
+#define RECORD_UNSETTLED 9 /* its place in the record as threads.lua reads it */
 
 static bool is_job(const redisReply *r)
 {
@@ -107,6 +108,8 @@ static struct claimed_job *take_job(const redisReply *reply, struct str *token,
                                     &job->actor};
         for (size_t i = 0; i < 4; i++)
             *into[i] = from_reply(record->element[i]);
+        if (record->elements > RECORD_UNSETTLED)
+            job->unsettled = from_reply(record->element[RECORD_UNSETTLED]);
     }
     const redisReply *children = element(reply, AT_CHILDREN, REDIS_REPLY_INTEGER);
     job->pending_children = children != NULL ? children->integer : 0;

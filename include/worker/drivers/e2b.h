@@ -132,6 +132,10 @@ void e2b_sweeper_fini(struct e2b *e2b);
 
 /* --- release and settle (session.c) --- */
 
+/* A run was not seen to end in the thread's sandbox (id), or is known to be over (""): in the
+ * record, for whichever replica comes next. While the thread is held. */
+void e2b_session_unsettled(struct e2b *e2b, const char *thread, const char *id);
+
 void e2b_session_release(struct e2b *e2b, const char *thread, driver_done_fn cb, void *data);
 void e2b_session_settle(struct e2b *e2b, const char *thread, driver_done_fn cb, void *data);
 

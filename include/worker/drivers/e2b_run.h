@@ -49,7 +49,7 @@ struct e2b_run {
     const struct driver_input *inputs; /* the array is the caller's, as its descriptors */
     size_t input_count;
     long long timeout_ms;
-    char *record_sandbox, *record_creation, *record_actor;
+    char *record_sandbox, *record_creation, *record_actor, *record_unsettled;
     char nonce[37];
     bool python;
 
@@ -101,6 +101,11 @@ void e2b_run_renew(struct e2b_run *run, const char *why);
 void e2b_run_fail(struct e2b_run *run, enum driver_end_kind kind, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void e2b_run_finish(struct e2b_run *run); /* run->end is complete but for the files: on_end */
+
+/* A run may still be going in the session's sandbox, as the thread's record says from now on. */
+void e2b_run_unsettled(struct e2b_run *run);
+/* It is over: the record says so no longer, if it did. */
+void e2b_run_seen_free(struct e2b_run *run);
 
 /* --- prepare.c --- */
 

@@ -17,7 +17,7 @@ struct claimed_job {
     struct str stacktrace; /* JSON array of earlier failures */
     struct str scheduler;  /* id of the job scheduler that made it */
     /* The thread's record as the claim found it; absent or "" when there is nothing. */
-    struct str replica_before, sandbox, creation, actor;
+    struct str replica_before, sandbox, creation, actor, unsettled;
     bool cancelled;          /* its thread was cancelled after it was added */
     long long timestamp;     /* ms: when it was added */
     long long claimed_at;    /* ms: our clock at the claim */

@@ -168,6 +168,29 @@ test('case 77: an old sandbox in use is not swept', async (t) => {
   assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
 });
 
+test('case 85: a server started by an earlier run holds its port across a pause, and the worker is unharmed', async (t) => {
+  const r = await rig(t);
+  const serve = `import subprocess, sys, socket, time
+server = subprocess.Popen([sys.executable, "-m", "http.server", "3000", "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+for _ in range(600):
+    try: socket.create_connection(("127.0.0.1", 3000)).close(); break
+    except OSError: time.sleep(0.1)
+print(server.poll())`;
+  assert.equal(ok(await r.py(serve)).stdout, 'None\n');
+  await r.quiet();
+  const { sandbox } = await r.record();
+  await e2b.act(sandbox, 'pause');
+  const bind = 'import socket\ns = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\ns.bind(("127.0.0.1", 3000))';
+  const taken = await r.py(bind);
+  assert.deepEqual([taken.reason, taken.exitCode, taken.errorDetail.name], ['code_error', 1, 'OSError']);
+  assert.match(taken.errorDetail.value, /Address already in use/);
+  assert.equal((await e2b.sandbox(sandbox)).state, 'running', 'its traffic has resumed it');
+  assert.equal(ok(await r.py('print(server.poll())')).stdout, 'None\n', 'the same process');
+  ok(await r.py('s.close(); server.kill(); server.wait()')); // what the thread has to do about it
+  ok(await r.py(bind));
+  assert.equal((await r.record()).sandbox, sandbox);
+});
+
 test('case 133: a NUL in a value is refused by name', async (t) => {
   const r = await rig(t);
   assert.match(await r.failure(await r.add('1', { threadId: 'main', env: { J: 'a\0b' } })), /env/);

@@ -1,6 +1,6 @@
 // What code prints, shows and raises (cases.md, kind A), and what its env leaves behind (kind F).
 import assert from 'node:assert/strict';
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import test from 'node:test';
 import { e2b, ok, rig, scriptLine } from './lib.mjs';
 
@@ -207,6 +207,30 @@ test('a line beyond the limit is left out, and reading goes on behind it', async
   assert.equal(result.stdout, 'behind\n');
   assert.equal(result.results.length, 1);
   assert.ok(result.warnings.some((w) => /8388\d+ bytes was left out/.test(w)), JSON.stringify(result.warnings));
+});
+
+test('case 9: lines of 1, 8 and 64 MB in small pieces: the first two whole, the last left out and told, in linear time and bounded memory', async (t) => {
+  const r = await rig(t); // E2B_LINE_MAX_BYTES as it is: 32 MiB
+  const lineOf = (key, n) => [{ raw: `{"type":"result","is_main_result":false,"extra":{},"${key}":"` }, { split: 16384 }, { fill: n, with: 'A' }, { split: 0 }, { raw: '"}\n' }];
+  const usage = () => {
+    const of = (file) => readFileSync(`/proc/${r.worker.pid}/${file}`, 'utf8');
+    const ticks = of('stat').replace(/^.*\) /, '').split(' ');
+    return { peak: Number(/VmHWM:\s+(\d+)/.exec(of('status'))[1]) / 1024, cpu: (Number(ticks[11]) + Number(ticks[12])) / 100 };
+  };
+  ok(await r.py('1'));
+  const before = usage();
+  const code = lines(...lineOf('html', 1 << 20), ...lineOf('png', 8 << 20), ...lineOf('png', 64 << 20), ...lineOf('html', 64 << 20), { stdout: 'behind\n' });
+  const job = await r.add(code, { threadId: 'main' });
+  const result = ok(await r.result(job, 120_000));
+  const after = usage();
+  assert.deepEqual([result.stdout, result.exitCode, result.results.length], ['behind\n', 0, 2]);
+  assert.equal(result.warnings.filter((w) => /671089\d\d bytes was left out/.test(w)).length, 2, JSON.stringify(result.warnings));
+  assert.equal(ok(await r.py('print(2)')).stdout, '2\n');
+  const shown = (await r.reply(job)).filter((m) => m.type === 'result').map((m) => Object.entries(m.refs).map(([type, value]) => [type, value.size]));
+  assert.deepEqual(shown, [[['text/html', 1 << 20]], [['image/png', 6 << 20]]], 'whole'); // bytes, not base64
+  if (process.env.WORKER_WRAPPER || /san/.test(process.env.WORKER_BIN ?? '')) return;
+  assert.ok(after.peak - before.peak < 160, `grew by ${after.peak - before.peak} MiB`);
+  assert.ok(after.cpu - before.cpu < 4, `${after.cpu - before.cpu} s of CPU`);
 });
 
 test('hundreds of MB of output cost no memory', async (t) => {

@@ -285,6 +285,24 @@ for (const [name, fault] of Object.entries({
   });
 }
 
+test('code that resists, last seen by a worker that is gone: the next run is not held up by it', async (t) => {
+  const r = await rig(t, { env });
+  ok(await r.py('x = 1'));
+  await r.quiet();
+  // Resists the interrupt that the loss of its connection is.
+  await e2b.fault({ match: { op: 'execute' }, cut: 600, cut_by: 'reset', times: 1 });
+  const lost = await r.py('import time\nprint("y" * 2000, flush=True)\nwhile True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass');
+  assert.equal(lost.reason, 'outcome_unknown');
+  const { sandbox, unsettled } = await r.record();
+  assert.equal(unsettled, sandbox);
+  await r.workers.shift().done();
+  r.startWorker();
+  const next = await r.py('print("free")', { timeoutMs: 300_000 });
+  assert.deepEqual([ok(next).stdout, next.sandbox.stateLost], ['free\n', 'killed_after_timeout']);
+  assert.equal((await r.record()).unsettled, undefined);
+  assert.equal(ok(await r.py('print("again")')).stdout, 'again\n');
+});
+
 test('a lost worker: before its thread goes on, its run is over', async (t) => {
   const locks = { LOCK_DURATION_MS: '2000', LOCK_RENEW_MS: '600', STALLED_INTERVAL_MS: '800' };
   const r = await rig(t, { env: { ...env, ...locks } });

@@ -160,7 +160,7 @@ static void lost(struct e2b_run *run, const char *why)
     run->state = RUN_STOPPING;
     e2b_prepare_cancel(run->prepare);
     run->prepare = NULL;
-    run->box->unsettled = true;
+    e2b_run_unsettled(run);
     run->box->prepared = false;
     run->look = e2b_call_start(
         run->e2b,
@@ -367,6 +367,8 @@ static void on_stopped(void *data, enum e2b_settled how)
         e2b_run_finish(run);
         return;
     }
+    if (how == SETTLED_FAILED)
+        e2b_run_unsettled(run);
     end_by(run, DRIVER_END_INTERRUPTED, 130,
            mem_strdup(how == SETTLED_RESTARTED
                           ? "The code did not heed the interrupt; its interpreter was restarted."

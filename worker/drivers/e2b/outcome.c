@@ -152,7 +152,7 @@ static bool judge_loss(struct e2b_run *run)
         return false;
     }
     run->box->prepared = false;
-    run->box->unsettled = true; /* its next run would hang: seen on the real server */
+    e2b_run_unsettled(run); /* its next run would hang: seen on the real server */
     return true;
 }
 

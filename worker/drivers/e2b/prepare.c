@@ -149,6 +149,7 @@ static void on_settled(void *data, enum e2b_settled how)
         p->killed = true;
         /* fallthrough */
     case SETTLED_FREE:
+        e2b_run_seen_free(p->run);
         if (p->run->box->prepared)
             one_done(p);
         else

@@ -115,6 +115,26 @@ void e2b_run_fail(struct e2b_run *run, enum driver_end_kind kind, const char *fm
     e2b_run_finish(run);
 }
 
+/* --- was its end seen? --- */
+
+void e2b_run_unsettled(struct e2b_run *run)
+{
+    run->box->unsettled = true;
+    if (run->thread == NULL)
+        return;
+    free(run->record_unsettled);
+    run->record_unsettled = mem_strdup(run->box->id);
+    e2b_session_unsettled(run->e2b, run->thread, run->box->id);
+}
+
+void e2b_run_seen_free(struct e2b_run *run)
+{
+    if (run->thread == NULL || run->record_unsettled[0] == '\0')
+        return;
+    run->record_unsettled[0] = '\0';
+    e2b_session_unsettled(run->e2b, run->thread, "");
+}
+
 /* --- the sandbox --- */
 
 static void on_found(void *data, const struct e2b_resolved *found)
@@ -129,6 +149,8 @@ static void on_found(void *data, const struct e2b_resolved *found)
         run->state_lost = found->state_lost;
     log_write(LOG_LEVEL_DEBUG, &ctx, "E2B: sandbox %.24s%s%s", found->box->id,
               found->reused ? ", reused" : ", new", found->resumed ? ", resumed" : "");
+    if (strcmp(run->record_unsettled, run->box->id) == 0) /* another process saw it so */
+        run->box->unsettled = true;
     run->state = RUN_PREPARING;
     e2b_prepare_start(run);
 }
@@ -254,6 +276,7 @@ struct driver_run *e2b_run_start(struct driver *d, const struct driver_request *
     run->record_sandbox = mem_strdup(request->record.sandbox);
     run->record_creation = mem_strdup(request->record.creation);
     run->record_actor = mem_strdup(request->record.actor);
+    run->record_unsettled = mem_strdup(request->record.unsettled);
     run->warnings = json_array();
     /* "-" and "=...": no actor is not the empty one. */
     char *actor = request->actor != NULL ? mem_printf("=%s", request->actor) : mem_strdup("-");
@@ -295,6 +318,7 @@ static void run_free(void *arg)
     free(run->record_sandbox);
     free(run->record_creation);
     free(run->record_actor);
+    free(run->record_unsettled);
     free(run->why);
     free(run->end_message);
     free(run->end_trace);

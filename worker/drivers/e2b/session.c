@@ -60,8 +60,8 @@ static void on_forgotten(void *data, bool ok)
 
 static void all_killed(struct session *s)
 {
-    const char *fields[] = {"sandbox", "", "creation", "", "actor", ""};
-    s->e2b->host->record_set(s->e2b->host->data, s->thread, fields, 3, on_forgotten, s);
+    const char *fields[] = {"sandbox", "", "creation", "", "actor", "", "unsettled", ""};
+    s->e2b->host->record_set(s->e2b->host->data, s->thread, fields, 4, on_forgotten, s);
 }
 
 static void on_killed(void *data, const struct e2b_answer *a)
@@ -162,10 +162,26 @@ void e2b_session_release(struct e2b *e2b, const char *thread, driver_done_fn cb,
 
 /* --- settle --- */
 
+static void on_noted(void *ctx, bool ok)
+{
+    (void)ctx;
+    if (!ok)
+        log_warn("E2B: a thread's record could not be written");
+}
+
+/* Nobody waits for it: the job's end follows on the same connection. */
+void e2b_session_unsettled(struct e2b *e2b, const char *thread, const char *id)
+{
+    const char *fields[] = {"unsettled", id};
+    e2b->host->record_set(e2b->host->data, thread, fields, 1, on_noted, NULL);
+}
+
 static void on_settled(void *data, enum e2b_settled how)
 {
-    (void)how;
-    session_end(data);
+    struct session *s = data;
+    if (how == SETTLED_FAILED)
+        e2b_session_unsettled(s->e2b, s->thread, s->sandbox);
+    session_end(s);
 }
 
 static void on_connected(void *data, const struct e2b_answer *a)
@@ -175,13 +191,19 @@ static void on_connected(void *data, const struct e2b_answer *a)
         s->box = e2b_box_new(s->e2b, s->thread, "", a->body);
     if (s->box != NULL)
         e2b_settle_start(s->box, NULL, on_settled, s);
+    else if (a->verdict == E2B_GONE)
+        session_end(s);
     else
-        session_end(s); /* gone, or out of reach: the next run looks before it runs */
+        on_settled(s, SETTLED_FAILED); /* out of reach: the next run looks before it runs */
 }
 
 static void on_looked(void *data, const struct e2b_answer *a)
 {
     struct session *s = data;
+    if (a->verdict != E2B_OK && a->verdict != E2B_GONE) {
+        on_settled(s, SETTLED_FAILED);
+        return;
+    }
     /* A paused one runs nothing; who resumes it prepares it first, and sees then. */
     if (a->verdict != E2B_OK || strcmp(jsonx_get_str(a->body, "state", ""), "running") != 0) {
         session_end(s);

@@ -221,7 +221,7 @@ local function spMayRun(jobId, f)
     local leaseKey, threadKey = spc.prefix .. "lease:" .. thread, spc.prefix .. "thread:" .. thread
     local holder = rcall("GET", leaseKey)
     local before = rcall("HMGET", threadKey, "replica", "sandbox", "creation", "actor", "claim", "cancel", "spare",
-        "back", "through")
+        "back", "through", "unsettled")
     local claimed = tonumber(before[5])
     -- Its thread was cancelled after it was added: only to be failed, too.
     if before[6] and not marked and (tonumber(f[4]) or 0) <= tonumber(before[6]) and jobId ~= before[7] then
