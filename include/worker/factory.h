@@ -16,8 +16,8 @@ struct driver *factory_take(struct factory *f, const struct settings *settings, 
                             size_t err_size);
 void factory_give_back(struct factory *f, struct driver *d);
 
-/* Makes at once what takes time: LOCAL with its spare kernels, after the check of its isolation.
- * Other drivers are made when the first job wants them. */
+/* Makes at once what takes time or works by itself: LOCAL with its spare kernels, after the check
+ * of its isolation, and E2B with its sweeper. Others are made when the first job wants them. */
 void factory_prepare(struct factory *f, const struct settings *settings);
 
 bool factory_is_local(const struct settings *settings);

@@ -241,14 +241,17 @@ const char *factory_describe(const struct settings *settings, const char **why)
 void factory_prepare(struct factory *f, const struct settings *settings)
 {
     char err[400];
+    const char *why, *name = factory_describe(settings, &why);
+    enum type type = type_of(settings);
 
-    if (type_of(settings) != TYPE_LOCAL)
+    /* E2B: its sweeper has work also where no job comes. */
+    if (type != TYPE_LOCAL && (type != TYPE_E2B || why[0] != '\0'))
         return;
     struct driver *driver = factory_take(f, settings, err, sizeof err);
     if (driver != NULL)
         factory_give_back(f, driver);
     else
-        log_error("driver LOCAL cannot be made: %s", err);
+        log_error("driver %s cannot be made: %s", name, err);
 }
 
 void factory_dispose(struct factory *f, driver_done_fn done, void *data)

@@ -167,7 +167,8 @@ void e2b_run_resolve(struct e2b_run *run)
     struct e2b_resolve_options o = {
         .thread = run->thread,
         .actor = run->actor_digest,
-        .record = {run->record_sandbox, run->record_creation, run->record_actor},
+        .record = {run->record_sandbox, run->record_creation, run->record_actor,
+                   run->record_unsettled},
         .ttl_s = e2b_ttl_for(run->settings, run->timeout_ms, run->thread != NULL),
         .give_up_ms =
             text_monotonic_ms() + settings_int(run->settings, SETTING_E2B_CAPACITY_WAIT_MS),
