@@ -107,6 +107,22 @@ test('cases 40 and 43: success without output, and texts as the server gives the
   }
 });
 
+test('case 31: a process left in the background holds nothing up', async (t) => {
+  const r = await rig(t);
+  assert.equal(ok(await r.py('import subprocess\np = subprocess.Popen(["sleep", "600"]); print("parent done")')).stdout, 'parent done\n');
+  const result = await r.py('subprocess.run("sleep 600 & sleep 500", shell=True)', { timeoutMs: 1000 });
+  assert.equal(result.reason, 'timeout');
+  assert.equal(ok(await r.py('p.kill(); print(p.wait() < 0)')).stdout, 'True\n');
+});
+
+test('case 37: top-level await works, asyncio.run says what is wrong', async (t) => {
+  const r = await rig(t);
+  const m = 'import asyncio\nasync def m(): return 5\n';
+  assert.equal(ok(await r.py(`${m}print(await m())`)).stdout, '5\n');
+  const nested = await r.py(`${m}print(asyncio.run(m()))`);
+  assert.match(nested.errorDetail.value, /event loop/);
+});
+
 test('case 52: a file rewritten in place is a new file of its run', async (t) => {
   const r = await rig(t);
   const write = (text) => r.py(`open("output/r.txt", "w").write("${text}")\nimport os; os.utime("output/r.txt", (0, 0))`, inline);
@@ -125,6 +141,13 @@ test('case 55: all inputs stay for later runs, and come again into a new sandbox
   await e2b.act((await r.record()).sandbox, 'kill');
   const again = ok(await r.py(list, { files }));
   assert.deepEqual([again.stdout, again.sandbox.stateLost], [all, 'sandbox_gone']);
+});
+
+test('case 59: MIME types go by the name, in any case of letters, with a safe one for the rest', async (t) => {
+  const r = await rig(t);
+  const wanted = { '.hidden': 'application/octet-stream', 'A.PNG': 'image/png', data: 'application/octet-stream', 'logo.svg': 'image/svg+xml', 'page.html': 'text/html', 'png-inside.html': 'text/html', 'x.tar.gz': 'application/gzip' };
+  const result = ok(await r.py(`for name in ${JSON.stringify(Object.keys(wanted))}: open("output/" + name, "wb").write(b"\\x89PNG\\r\\n\\x1a\\n<script>1</script>")`));
+  assert.deepEqual(Object.fromEntries(result.files.map((f) => [f.filename, f.mimeType])), wanted);
 });
 
 test('case 63: a connect refused for its body, and a sandbox that is gone when the code comes', async (t) => {
