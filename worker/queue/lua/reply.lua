@@ -39,12 +39,16 @@ local function spSay(lock, i)
         if not f[1] then rcall("DEL", replyKey) end
         local err = spAppend(replyKey, seq, {unpack(ARGV, i + 6, i + 5 + count)}, ARGV[i + 2])
         if err then return string.find(err["err"], "OOM", 1, true) and err or -7 end
-        rcall("HSET", jobKey, "sp:seq", string.format("%d", seq + count - 1))
-    end
-    if mark ~= "" then
+        local last = string.format("%d", seq + count - 1)
+        if mark == "" then
+            rcall("HSET", jobKey, "sp:seq", last)
+        else
+            rcall("HSET", jobKey, "sp:seq", last, "sp:run", mark)
+        end
+    elseif mark ~= "" then
         rcall("HSET", jobKey, "sp:run", mark)
-        rcall("PEXPIRE", prefix .. jobId .. ":lock", ARGV[2])
     end
+    if mark ~= "" then rcall("PEXPIRE", jobKey .. ":lock", ARGV[2]) end
     return 0
 end
 
