@@ -46,8 +46,8 @@ async function settle(e2b) {
   await waitFor(async () => (await e2b.journal((entry) => entry.ms === null)).length === 0, { what: 'the emulator is at rest', timeout: LONG });
 }
 
-/** One run: ms until the caller has everything, and the requests that had to wait for one another. */
-async function timed(e2b, one, code, files, sessionId) {
+/** One run: ms until the caller has everything, and the requests that it waited for. */
+export async function timed(e2b, one, code, files, sessionId) {
   await settle(e2b);
   await e2b.forget();
   let path = null;
@@ -56,7 +56,8 @@ async function timed(e2b, one, code, files, sessionId) {
   const onDone = () => { path = e2b.journal().then(criticalPath); };
   const result = await within(LONG, one.execute(code, files, { sessionId, onDone }), 'a run');
   const ms = performance.now() - begun;
-  return { ms, path: await (path ?? e2b.journal().then(criticalPath)), result };
+  // The incumbent does one call after the other: each is waited for.
+  return { ms, path: await (path ?? e2b.ops()), result };
 }
 
 /** The same on both, in turns; gives medians of ms, and the requests of the last run of each. */

@@ -5,7 +5,7 @@ import { median, quick, slowest } from './measure.mjs';
 import { addJobs, bare, drain, inThreads, launch, sizes } from './workers.mjs';
 
 const LONG = 240_000;
-const STALLED_MS = quick ? 1000 : 2000; // passes and renewals come often, so that some are seen; each does the same as ever
+const STALLED_MS = quick ? 1000 : 1500; // passes and renewals come often, so that some are seen; each does the same as ever
 const env = { STALLED_INTERVAL_MS: String(STALLED_MS), LOCK_RENEW_MS: String(STALLED_MS), LOCK_DURATION_MS: '15000', DRAIN_TIMEOUT_MS: '100' };
 const HOLDERS = 10;
 const WINDOWS = quick ? 1 : 3;

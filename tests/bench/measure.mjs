@@ -70,12 +70,15 @@ export function slowest(client) {
   };
 }
 
-/** The operations of the emulator's journal that had to wait for one another: the longest chain of requests that do not overlap. */
+/**
+ * Of the emulator's journal as it was when a run was done: the operations that had to wait for one another, the longest chain of
+ * requests that do not overlap by more than 5 ms. What is not answered by then was not waited for.
+ */
 export function criticalPath(entries) {
-  const spans = entries.filter((entry) => entry.ms !== null).map((entry) => ({ op: entry.op, from: entry.t * 1000, to: entry.t * 1000 + entry.ms }))
-    .sort((a, b) => a.to - b.to);
+  const ended = entries.filter(({ op, ms }) => ms !== null || op === 'execute'); // its end is noted a moment after it is sent
+  const spans = ended.map(({ op, t, ms }) => ({ op, from: t * 1000, to: ms === null ? Infinity : t * 1000 + ms })).sort((a, b) => a.to - b.to);
   const chain = [];
-  for (const span of spans) if (!chain.length || span.from >= chain.at(-1).to - 0.5) chain.push(span);
+  for (const span of spans) if (!chain.length || span.from >= chain.at(-1).to - 5) chain.push(span);
   return chain.map((span) => span.op);
 }
 

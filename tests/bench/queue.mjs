@@ -157,7 +157,7 @@ export async function replicas(rows, redis) {
   for (const count of [1, 2, 4, 8]) {
     const ours = await launch('ours', redis, { concurrency: 25, replicas: count });
     const peer = await launch('peer', redis, { concurrency: 25, replicas: count });
-    const n = quick ? 1500 : 10_000;
+    const n = quick ? 1500 : 8000;
     for (const w of [ours, peer]) await drain(w, 300);
     const runs = await inTurns(rounds, { ours: () => drain(ours, n), peer: () => drain(peer, n) });
     const of = count === 1 ? '1 replica' : `${count} replicas`;

@@ -79,7 +79,7 @@ export async function drain(w, jobs, data = bare) {
   const before = { worker: workers(), ...await redisCounters(w.client) };
   const begun = performance.now();
   await w.queue.resume();
-  const deadline = begun + 120_000;
+  const deadline = begun + 300_000;
   while ((await sizes(w)).all > rest) {
     if (performance.now() > deadline) throw new Error(`${w.name}: jobs do not end: ${JSON.stringify(await sizes(w))}`);
     await sleep(4);
