@@ -192,7 +192,7 @@ test('the sandbox reaches the plan\'s time limit in mid-run: the outcome is unkn
 });
 
 test('the interpreter dies while it is asked whether it is free: the loss is told, the next run has all', async (t) => {
-  const r = await rig(t, { env, settings: { lose_interrupts: 9, death_ms: 50 } });
+  const r = await rig(t, { settings: { lose_interrupts: 9, death_ms: 50 } });
   ok(await r.py('x = 1'));
   const job = await r.add('import time; time.sleep(300) # mark-probe', { threadId: 'main', timeoutMs: 800 });
   const run = await begun('mark-probe');
