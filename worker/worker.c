@@ -297,11 +297,11 @@ static void on_redis_state(struct redis *r, bool ready, const char *reason, void
     struct worker *w = data;
     if (!ready) {
         queue_set_ready(w->queue, false);
+        if (w->was_ready)
+            stalled_lost(w->stalled);
         return;
     }
-    if (w->was_ready) /* every replica gets the time to renew its locks before anybody calls a job
-                         stalled */
-        stalled_hold(w->stalled, settings_int(w->settings, SETTING_LOCK_DURATION_MS));
+    stalled_back(w->stalled);
     w->was_ready = true;
     w->ready_due = text_monotonic_ms() + CLAIM_LIMIT_MS;
     locks_renew_now(w->locks, on_locks_renewed, w);

@@ -28,9 +28,15 @@ async function rig(t) {
       return 0;
     }
   };
-  /** Kills the worker when Redis has done the next call that matches. */
-  r.killAfter = (matches) => new Promise((resolve) => {
-    relay.trap(matches, 'after', async () => resolve(await r.workers.shift().kill9()));
+  /**
+   * Kills the worker when Redis has done the next call that matches, which `isDone()` sees: the relay meets the next
+   * answer on that connection, and that may still be one to an earlier call.
+   */
+  r.killAfter = (matches, isDone) => new Promise((resolve, reject) => {
+    relay.trap(matches, 'after', async () => {
+      await waitFor(isDone, { timeout: 60_000, what: 'the call is done' }).catch(reject);
+      resolve(await r.workers.shift().kill9());
+    });
   });
   return r;
 }
@@ -82,10 +88,9 @@ for (const [name, data] of [['of a thread', { threadId: 't' }], ['without a thre
     await waitFor(() => r.begins(first.id), { timeout: 60_000, what: 'the first job runs' });
     const job = await r.add([say('never')], data, { delay: 600_000 });
     const after = await r.add([say('after')], { threadId: 't' });
-    const killed = r.killAfter(calls('cancel'));
+    const killed = r.killAfter(calls('cancel'), async () => (await r.redis.hget(r.P + job.id, 'sp:c')) === '1');
     await r.redis.xadd(`${r.P}stream:control`, '*', 'cancel', job.id);
     await killed;
-    assert.equal(await r.redis.hget(r.P + job.id, 'sp:c'), '1');
     await r.redis.xtrim(`${r.P}stream:control`, 'MAXLEN', 0); // the next worker does not hear of it
     r.startWorker({ WORKER_NAME: 'b' });
     assert.match(await r.failure(job, 60_000), /cancelled/);
@@ -96,3 +101,19 @@ for (const [name, data] of [['of a thread', { threadId: 't' }], ['without a thre
     assert.equal((await r.reply(job, 60_000)).at(-1).reason, 'ok');
   });
 }
+
+test('a connection that breaks again and again does not keep a dead worker\'s job from being taken over', async (t) => {
+  const r = await rig(t);
+  const job = await r.add([say('a'), wait(600_000)], { threadId: 't' });
+  await waitFor(() => r.begins(job.id), { timeout: 60_000, what: 'the job runs' });
+  const relay = await startRelay(() => redis.port);
+  r.startWorker({ WORKER_NAME: 'b', REDIS_URL: relay.url });
+  await waitFor(async () => (await r.queue.getWorkers()).length === 2, { timeout: 60_000, what: 'worker b' });
+  const breaking = setInterval(() => relay.cut(), lockMs * 0.3);
+  try {
+    await r.workers.shift().kill9();
+    assert.match(await r.failure(job, 60_000), /^WorkerLost/);
+  } finally {
+    clearInterval(breaking);
+  }
+});

@@ -12,13 +12,17 @@
 
 #define THREADS_A_CALL 250
 #define CALLS_A_PASS   1000 /* of either script: the rest is for the next pass */
+#define HOLD_REST      5    /* lock durations from one hold to the next, for short losses */
+#define TRIES          8    /* in an interval, while no pass can be made */
 
 struct stalled {
     struct queue *q;
     struct ev_timer timer;
-    long long interval_ms, max_count, hold_until; /* hold_until: monotonic ms */
-    struct queue_call *pass, *wake;               /* under way, or NULL */
-    int pass_calls, wake_calls;                   /* made in this pass */
+    long long interval_ms, max_count;
+    /* Monotonic ms; lost_at 0: connected, held_at 0: never. */
+    long long lost_at, held_at, hold_until;
+    struct queue_call *pass, *wake; /* under way, or NULL */
+    int pass_calls, wake_calls;     /* made in this pass */
     void (*woke)(void *data);
     void *data;
 };
@@ -91,14 +95,25 @@ static void send_wake(struct stalled *s)
     queue_call_send(s->wake, on_wake, s);
 }
 
+static void arm(struct stalled *s, long long ms)
+{
+    ev_timer_stop(queue_options(s->q)->loop, &s->timer);
+    ev_timer_set(&s->timer, (double)ms / 1000.0, 0);
+    ev_timer_start(queue_options(s->q)->loop, &s->timer);
+}
+
 static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
 {
     (void)loop;
     (void)revents;
     struct stalled *s = w->data;
     if (!queue_is_ready(s->q) || text_monotonic_ms() < s->hold_until || s->pass != NULL ||
-        s->wake != NULL)
+        s->wake != NULL) {
+        /* Soon again: where the connection often breaks, the moments in which it is there count. */
+        arm(s, s->interval_ms / TRIES + 1);
         return;
+    }
+    arm(s, s->interval_ms);
     s->pass_calls = s->wake_calls = 0;
     send_pass(s, "");
     send_wake(s);
@@ -113,9 +128,9 @@ struct stalled *stalled_new(struct queue *q, long long interval_ms, long long ma
     s->max_count = max_stalled_count;
     s->woke = woke;
     s->data = data;
-    ev_timer_init(&s->timer, on_timer, 0.0, (double)interval_ms / 1000.0);
+    ev_timer_init(&s->timer, on_timer, 0.0, 0.0);
     s->timer.data = s;
-    ev_timer_start(queue_options(q)->loop, &s->timer);
+    arm(s, 0);
     return s;
 }
 
@@ -129,7 +144,26 @@ void stalled_free(struct stalled *s)
     free(s);
 }
 
-void stalled_hold(struct stalled *s, long long ms)
+void stalled_lost(struct stalled *s)
 {
-    s->hold_until = text_monotonic_ms() + ms;
+    if (s->lost_at == 0)
+        s->lost_at = text_monotonic_ms();
+}
+
+void stalled_back(struct stalled *s)
+{
+    if (s->lost_at == 0)
+        return;
+    long long now = text_monotonic_ms(), life = queue_options(s->q)->lock_duration_ms;
+    long long away = now - s->lost_at;
+    s->lost_at = 0;
+    /* A later part of a pass does not ask whether Redis was away, so it must not be sent again. */
+    if (s->pass != NULL)
+        queue_call_cancel(s->pass);
+    s->pass = NULL;
+    /* Locks are renewed thrice in their life, so that a short loss alone costs none of them. */
+    if (away < life / 3 && s->held_at != 0 && now - s->held_at < life * HOLD_REST)
+        return;
+    s->held_at = now;
+    s->hold_until = now + life;
 }

@@ -12,8 +12,10 @@ struct stalled *stalled_new(struct queue *q, long long interval_ms, long long ma
                             void (*woke)(void *data), void *data);
 void stalled_free(struct stalled *s);
 
-/* After a lost connection: no pass before now + ms, so that every replica can renew its locks
- * first. */
-void stalled_hold(struct stalled *s, long long ms);
+/* The connection is lost (told again while it is: nothing), and is back: then no pass for one lock
+ * duration, so that every replica can renew its locks first. Not again and again where losses are
+ * short for a lock, for a connection that keeps breaking would put off every pass. */
+void stalled_lost(struct stalled *s);
+void stalled_back(struct stalled *s);
 
 #endif
