@@ -2,7 +2,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { startE2b } from '../lib/e2b.mjs';
-import { atEnd, isAlive, sleep, tempDir, waitFor } from '../lib/process.mjs';
+import { sleep, tempDir, waitFor } from '../lib/process.mjs';
 import { invariants, longestWait, reasonOf } from './checker.mjs';
 import { startCounter } from './counter.mjs';
 import { gatherFacts } from './facts.mjs';
@@ -16,7 +16,7 @@ const settleMs = 120_000; // without any job ending: something is stuck
 
 async function makeQueues(world, { jobs, threads, replicas, emulated, kernels, local }) {
   const dir = tempDir('sandpiper-chaos-');
-  const queue = (name, more) => ({ name, P: `bull:${name}:`, jobs: new Map(), heard: new Map(), cancelled: new Set(), clockMs: 0, env: {}, ...more });
+  const queue = (name, more) => ({ name, P: `bull:${name}:`, jobs: new Map(), heard: new Map(), cancelled: new Set(), refusals: new Map(), clockMs: 0, env: {}, ...more });
   const journal = join(dir, 'journal');
   const queues = [queue('mass', { plan: { count: jobs, threads }, replicas, make: scriptedJob, journal, cancels: true,
     env: { CODE_INTERPRETER_TYPE: 'SCRIPTED', SCRIPTED_JOURNAL: journal } })];
@@ -39,6 +39,8 @@ async function makeQueues(world, { jobs, threads, replicas, emulated, kernels, l
 /** Counts the `done` that are published; what is published while we are away is not heard, so it is a lower bound. */
 async function listen(world) {
   const redis = world.server.client();
+  // The checker reads all events. Queues say so too, but a fault may take what they say.
+  for (const { P } of world.queues) await redis.hset(`${P}meta`, 'opts.maxLenEvents', 10_000_000);
   await redis.psubscribe('bull:*:reply:*');
   const queues = new Map(world.queues.map((queue) => [queue.name, queue]));
   redis.on('pmessage', (_, channel, text) => {
@@ -189,7 +191,7 @@ export const allInvariants = [...Object.keys(invariants), ...Object.values(atRes
 
 async function judge(world, seed, { stuck, tookMs }) {
   const findings = Object.fromEntries(Object.keys(invariants).map((name) => [name, []]));
-  const counts = { jobs: 0, unknown: 0, runs: 0, ends: {}, faults: Object.fromEntries([...world.faults].sort()), waits: {}, seconds: Math.round(tookMs / 1000) };
+  const counts = { jobs: 0, unknown: 0, runs: 0, ends: {}, faults: Object.fromEntries([...world.faults].sort()), waits: {}, refusals: {}, seconds: Math.round(tookMs / 1000) };
   findings[atRest.stuck] = stuck;
   const sandboxes = findings[atRest.sandboxes] = [];
   for (const queue of world.queues) {
@@ -202,13 +204,14 @@ async function judge(world, seed, { stuck, tookMs }) {
       const reason = fact.ends.length ? reasonOf(fact) : 'never there';
       counts.ends[reason] = (counts.ends[reason] ?? 0) + 1;
     }
+    for (const [why, n] of queue.refusals) counts.refusals[why] = (counts.refusals[why] ?? 0) + n;
     counts.waits[queue.name] = longestWait(known);
     if (queue.e2b) sandboxes.push(...(await checkSandboxes(world, queue)));
   }
   await Promise.all(world.places.map((place) => place.drain()));
   const keys = findings[atRest.keys] = [];
   for (const queue of world.queues) keys.push(...(await leftKeys(world, queue)));
-  const alive = () => [...world.workers.filter(({ worker }) => isAlive(worker.pid)).map(({ name }) => name), ...processesWith(world.marks)];
+  const alive = () => [...world.workers.filter(({ worker }) => worker.exit === null).map(({ name }) => name), ...processesWith(world.marks)];
   await waitFor(() => alive().length === 0, { timeout: 30_000, interval: 200, what: 'no process is left' }).catch(() => {});
   findings[atRest.processes] = [...world.broken, ...alive().map((text) => `left: ${text}`)];
   return { seed, findings, counts, logsOf: (id) => world.workers.flatMap(({ name, worker }) => worker.lines.filter((line) => line.includes(`"${id}"`)).map((line) => `${name} ${line}`)) };
@@ -220,7 +223,7 @@ export function describe({ seed, counts, findings }) {
   const faults = Object.values(counts.faults).reduce((a, b) => a + b, 0);
   const broken = Object.values(findings).flat().length;
   return [`seed ${seed}: ${counts.jobs} jobs ended in ${counts.seconds} s, ${counts.runs} runs of code, ${counts.unknown} adds never arrived`,
-    `ends: ${list(counts.ends)}`, `${faults} faults: ${list(counts.faults)}`,
+    `adds without an answer that says they are in: ${list(counts.refusals)}`, `ends: ${list(counts.ends)}`, `${faults} faults: ${list(counts.faults)}`,
     `longest wait of a thread: ${Object.entries(counts.waits).map(([name, { ms, thread }]) => `${name} ${(ms / 1000).toFixed(1)} s (${thread})`).join(', ')}`,
     broken ? `${broken} findings` : 'no invariant was broken'].join('\n');
 }

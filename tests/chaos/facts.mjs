@@ -10,6 +10,8 @@ const fieldsOf = (flat) => Object.fromEntries(flat.flatMap((v, i) => (i % 2 ? []
 /** All events of the queue in order: [{at, event, jobId, ...}]; `at` is the ms of the entry's id. */
 async function readEvents(redis, queue) {
   const events = [];
+  const { length, 'entries-added': added } = fieldsOf(await redis.xinfo('STREAM', `${queue.P}events`));
+  if (added !== length) throw new Error(`${added - length} events of ${queue.name} were trimmed: nothing can be said of its jobs`);
   for (let from = '-';;) {
     const page = await redis.xrange(`${queue.P}events`, from, '+', 'COUNT', 5000);
     for (const [id, flat] of page) events.push({ at: Number(id.split('-')[0]), ...fieldsOf(flat) });
@@ -36,7 +38,7 @@ function scriptedRuns(world, queue) {
       open.get(execution).end ??= at;
     }
   }
-  for (const run of runs) run.end ??= world.deaths.get(run.pid) ?? Infinity;
+  for (const run of runs) run.end ??= world.deaths.get(run.pid)?.find((at) => at >= run.begin) ?? Infinity;
   return runs;
 }
 

@@ -73,7 +73,7 @@ export async function produce(world, queue, { count, threads, ms }) {
   const relay = await world.server.relay();
   world.producerRelays.push(relay);
   const connection = { host: '127.0.0.1', port: relay.port, maxRetriesPerRequest: null, autoResendUnfulfilledCommands: false,
-    commandTimeout: 20_000, retryStrategy: () => 200 };
+    commandTimeout: 60_000, retryStrategy: () => 200 };
   const queues = Object.values(clients).map(({ Queue }) => {
     const one = new Queue(queue.name, { connection, streams: { events: { maxLen: 10_000_000 } } });
     one.on('error', () => {});
@@ -86,12 +86,12 @@ export async function produce(world, queue, { count, threads, ms }) {
     await Promise.race([Promise.allSettled(queues.map((one) => one.close())), sleep(5000)]);
   });
 
-  const add = async (job) => {
+  const add = async (job, again = false) => {
     const { id, opts } = job;
     const data = { v: 1, code: job.code, ...(job.thread && { threadId: job.thread }), ...job.data };
     if (job.door === 'stream') {
       const entry = await redis.xadd(`${queue.P}stream:jobs`, '*', 'id', id, 'data', JSON.stringify(data), 'opts', JSON.stringify(opts));
-      job.entry ??= entry;
+      if (!again) job.entry = entry; // if the first one's answer is lost, nobody knows which of the two came in
     } else {
       await job.door.add(job.name ?? 'execute', data, { ...opts, jobId: id });
     }
@@ -104,8 +104,12 @@ export async function produce(world, queue, { count, threads, ms }) {
     const before = chains.get(job.thread) ?? Promise.resolve();
     const mine = before.then(async () => {
       job.addedAt = Date.now();
-      job.accepted = await add(job).then(() => true, () => null);
-      if (job.twice) await add(job).catch(() => {});
+      job.accepted = await add(job).then(() => true, (error) => {
+        const why = error.message.split('\n')[0].slice(0, 40);
+        queue.refusals.set(why, (queue.refusals.get(why) ?? 0) + 1);
+        return null;
+      });
+      if (job.twice) await add(job, true).catch(() => {});
       if (job.cancel) await control('cancel', job.id);
     });
     if (job.thread) chains.set(job.thread, mine);

@@ -18,7 +18,7 @@ export async function makePlace(world, queue, index) {
     self.worker = worker;
     world.workers.push({ name: `${self.name}.${generation - 1}`, worker });
     worker.exited.then((exit) => {
-      world.deaths.set(worker.pid, Date.now());
+      world.deaths.set(worker.pid, [...(world.deaths.get(worker.pid) ?? []), Date.now()]); // its id may come again
       if (!worker.ending) world.broken.push(`worker ${self.name} ended by itself: ${JSON.stringify(exit)}\n${worker.tail(12)}`);
     });
   };
