@@ -15,7 +15,7 @@ async function stopAll(...all) {
   for (const w of all) await w.stop();
 }
 
-/** No-op jobs at one concurrency; gives scripts' time of stock for the rows that compare with it. */
+/** No-op jobs at one concurrency. */
 async function noop(rows, redis, concurrency) {
   const ours = await launch('ours', redis, { concurrency });
   const peer = await launch('peer', redis, { concurrency });
@@ -31,25 +31,27 @@ async function noop(rows, redis, concurrency) {
     rows.add('memory after the load', 'MiB', rss(ours.pid), rss(peer.pid));
   }
   await stopAll(ours, peer);
-  return mid(runs.peer, 'script');
 }
 
 /** Jobs of 1,000 threads with mark and replies, beside a Node Worker that does so by hand. */
-async function threads(rows, redis, concurrency, stock) {
+async function threads(rows, redis, concurrency) {
   const ours = await launch('ours', redis, { concurrency });
   const hand = await launch('hand', redis, { concurrency });
   const n = jobs[concurrency];
   for (const w of [ours, hand]) await drain(w, Math.min(n, 500), inThreads(THREADS));
-  const only = [];
-  const runs = await inTurns(rounds, {
-    ours: () => drain(ours, n, inThreads(THREADS)),
-    hand: () => drain(hand, n, inThreads(THREADS)),
-    only: async () => only.push(concurrency === 10 ? await drain(ours, n, inThreads(THREADS, bare)) : null),
-  });
+  const competitors = { ours: () => drain(ours, n, inThreads(THREADS)), hand: () => drain(hand, n, inThreads(THREADS)) };
+  const stock = concurrency === 10 ? await launch('peer', redis, { concurrency }) : null;
+  if (stock) {
+    competitors.only = () => drain(ours, n, inThreads(THREADS, bare));
+    competitors.stock = () => drain(stock, n);
+  }
+  const runs = await inTurns(rounds, competitors);
   rows.add(`jobs of 1,000 threads with mark and replies, concurrency ${concurrency}`, '1/s', mid(runs.ours, 'rate'), mid(runs.hand, 'rate'), 'ratio >= 1.5');
-  if (concurrency === 10) {
-    rows.add('Redis time of a job, with threads', 'µs', mid(only, 'script'), stock, 'ratio <= 1.25');
-    rows.add('Redis time of a job, with threads, mark and replies', 'µs', mid(runs.ours, 'script'), stock, 'ratio <= 1.7');
+  if (stock) {
+    const bareStock = mid(runs.stock, 'script');
+    rows.add('Redis time of a job, with threads, beside a bare one of stock', 'µs', mid(runs.only, 'script'), bareStock, 'ratio <= 1.25');
+    rows.add('Redis time of a job, with threads, mark and replies, beside a bare one', 'µs', mid(runs.ours, 'script'), bareStock, 'ratio <= 1.7');
+    await stock.stop();
   }
   if (concurrency === 100) {
     rows.add('worker CPU of a job with mark and replies, concurrency 100', 'µs', mid(runs.ours, 'cpu'), mid(runs.hand, 'cpu'));
@@ -59,9 +61,8 @@ async function threads(rows, redis, concurrency, stock) {
 }
 
 export async function throughput(rows, redis) {
-  const stock = {};
-  for (const concurrency of [1, 10, 100]) stock[concurrency] = await noop(rows, redis, concurrency);
-  for (const concurrency of [1, 10, 100]) await threads(rows, redis, concurrency, stock[10]);
+  for (const concurrency of [1, 10, 100]) await noop(rows, redis, concurrency);
+  for (const concurrency of [1, 10, 100]) await threads(rows, redis, concurrency);
 }
 
 /** Memory of workers that wait for work, and of workers with 100 runs that print a line ten times a second. */

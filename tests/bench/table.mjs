@@ -9,15 +9,15 @@ const number = (n) => (n === null ? '' : n >= 1000 ? Math.round(n).toLocaleStrin
 const ratio = (n) => (n === null ? '' : n >= 10 ? n.toFixed(0) : n.toPrecision(2));
 const verdict = (met) => (met === null ? '' : met ? 'yes' : 'NO');
 const cells = (row) => [`${row.figure} (${row.unit})`, number(row.ours), number(row.peer), ratio(row.ratio), row.target ?? '', verdict(row.met)];
-const widths = [74, 11, 11, 7, 26, 3];
+const widths = [86, 11, 11, 7, 26, 3];
 
 export const header = ['figure', 'ours', 'peer', 'ratio', 'target', 'met'];
 export const line = (texts) => texts.map((text, i) => (i % 4 ? text.padStart(widths[i]) : text.padEnd(widths[i]))).join(' ').trimEnd();
 export const rowLine = (row) => line(cells(row));
 
-export function save(rows) {
+export function save(rows, name) {
   mkdirSync(path('build'), { recursive: true });
-  writeFileSync(path('build/bench.json'), `${JSON.stringify(rows, null, 1)}\n`);
+  writeFileSync(path(`build/${name}`), `${JSON.stringify(rows, null, 1)}\n`);
 }
 
 /** What the figures were measured on, in words. */
@@ -41,4 +41,14 @@ export function writeReadme() {
   const changed = text.replace(/(<!-- bench -->\n)[^]*(<!-- \/bench -->)/, (_, open, close) => `${open}${table}\n${close}`);
   if (changed === text && !text.includes('<!-- bench -->')) throw new Error('README.md has no <!-- bench --> markers');
   writeFileSync(path('README.md'), changed);
+}
+
+/** Whether another run's rows (a file) have the same verdicts; prints those that differ. */
+export function compareVerdicts(file) {
+  const other = new Map(JSON.parse(readFileSync(file, 'utf8')).map((row) => [row.figure, row]));
+  const rows = JSON.parse(readFileSync(path('build/bench.json'), 'utf8'));
+  const differ = rows.filter((row) => other.get(row.figure)?.met !== row.met);
+  for (const row of differ) console.log(`${rowLine(row)}   (${other.has(row.figure) ? verdict(other.get(row.figure).met) || 'no target' : 'not there'} in ${file})`);
+  console.log(`${rows.length - differ.length} verdicts agree, ${differ.length} differ`);
+  return differ.length === 0;
 }

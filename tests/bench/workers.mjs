@@ -7,6 +7,7 @@ import { workerBin, workerEnv } from '../lib/rig.mjs';
 import { cpu, difference, producer, redisCounters } from './measure.mjs';
 
 let count = 0;
+const launched = new Set();
 const peerProgram = fileURLToPath(new URL('peer.mjs', import.meta.url));
 
 /** Starts a process of either kind on `name`: `ours`, `peer` (does nothing) or `hand` (does by hand what ours does). */
@@ -23,6 +24,7 @@ export async function launch(kind, redis, { concurrency = 10, env = {}, replicas
   queue.on('error', () => {});
   const processes = Array.from({ length: replicas }, () => startKind(kind, redis, name, concurrency, env));
   const self = { kind, name, queue, P: `bull:${name}:`, processes, pid: processes[0].pid, client: redis.client() };
+  launched.add(self);
   await waitFor(async () => {
     const dead = processes.find((one) => one.exit);
     if (dead) throw new Error(`${kind} ended: ${dead.tail()}`);
@@ -31,6 +33,7 @@ export async function launch(kind, redis, { concurrency = 10, env = {}, replicas
   /** One more worker on the same queue. */
   self.add = ({ concurrency: own, env: more }) => processes.push(startKind(kind, redis, name, own, more));
   self.stop = async ({ graceMs = 10_000 } = {}) => {
+    launched.delete(self);
     await Promise.all(processes.map((one) => one.stop(graceMs)));
     await queue.close();
     const keys = await self.client.keys(`${self.P}*`);
@@ -38,6 +41,12 @@ export async function launch(kind, redis, { concurrency = 10, env = {}, replicas
     self.client.disconnect();
   };
   return self;
+}
+
+/** Ends the workers that a section which failed has left. */
+export function killLaunched() {
+  for (const { processes } of launched) for (const one of processes) one.kill('SIGKILL');
+  launched.clear();
 }
 
 /** A job that does nothing: no thread, no reply, no mark. */
