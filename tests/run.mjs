@@ -79,7 +79,8 @@ async function nodeTests(env, dir = 'tests/integration') {
     .filter((name) => !only || only.includes(name.replace('.test.mjs', ''))).sort();
   const concurrency = process.env.TEST_CONCURRENCY ?? Math.max(2, availableParallelism());
   const reported = {};
-  const code = await run(process.execPath, ['--test', `--test-concurrency=${concurrency}`,
+  // A test, or a file, that hangs is ended: it may cost minutes, never all of them.
+  const code = await run(process.execPath, ['--test', `--test-concurrency=${concurrency}`, `--test-timeout=${20 * 60_000}`,
     '--test-reporter', join(root, 'tests/lib/reporter.mjs'), ...files.map((name) => join(dir, name))], {
     env,
     onLine: (line) => {

@@ -78,7 +78,10 @@ static void on_bell(struct redis *r, redisReply *reply, void *data)
     in->ringing = false;
     if (reply == NULL || in->stopped) /* on_state goes on */
         return;
-    if (reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOGROUP", 7) != 0) {
+    if (redis_is_passing(reply)) { /* a slot that moves, say: said once, as for scripts */
+        queue_say_refused(in->q, "a wait on stream:jobs", reply);
+        pause_then_call(in, PAUSE_S);
+    } else if (reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOGROUP", 7) != 0) {
         set_state(in, LOG_LEVEL_WARN, false, reply->str);
         pause_then_call(in, PAUSE_S);
     } else {

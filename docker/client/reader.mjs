@@ -35,6 +35,7 @@ export class Reader {
   #interrupt = () => {};
   #failures = 0;
   #lags = 0;
+  #blind = false; // the user may read the reply, but not the job's hash
 
   constructor(client, jobId, options) {
     this.#client = client;
@@ -234,20 +235,35 @@ export class Reader {
     this.#behind = false;
     let state;
     try {
-      const multi = this.#client.reader.multi();
-      this.#range(multi);
-      multi.hmget(this.#client.jobKey(this.#jobId), ...FIELDS);
-      const [range, hash] = await multi.exec();
-      for (const [error] of [range, hash]) if (error) throw error;
+      const { entries, hash } = await this.#look();
       if (this.#checks++ > 0) this.#client.subscriber.doubt();
-      state = jobState(hash[1]);
-      if (await this.#take(range[1])) return;
+      state = hash && jobState(hash);
+      if (await this.#take(entries)) return;
     } finally {
       this.#reading = false;
     }
     if (this.#ended || this.#queue.length > 0) return;
-    if (this.#options.fallback === false) this.#next(this.#options.pollMs);
+    if (this.#options.fallback === false || !state) this.#next(this.#options.pollMs);
     else this.#judge(state);
+  }
+
+  async #look() {
+    const redis = this.#client.reader;
+    if (this.#blind) return { entries: await this.#range(redis), hash: null };
+    try {
+      const multi = redis.multi();
+      this.#range(multi);
+      multi.hmget(this.#client.jobKey(this.#jobId), ...FIELDS);
+      const [range, hash] = await multi.exec();
+      for (const [error] of [range, hash]) if (error) throw error;
+      return { entries: range[1], hash: hash[1] };
+    } catch (error) {
+      if (![error, ...(error.previousErrors ?? [])].some(({ message }) => /^NOPERM/.test(message))) throw error;
+      const entries = await this.#range(redis); // when this is refused too, it is the reply that may not be read
+      this.#blind = true;
+      this.#client.onError(error);
+      return { entries, hash: null };
+    }
   }
 
   #next(longest) {

@@ -44,11 +44,11 @@ test('settings in Redis apply to the next job, without a restart', async (t) => 
   assert.equal((await r.run([say('on')], { threadId: 't' })).stdout, 'on');
   await r.redis.hset(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TIMEOUT_MS', '300');
   const result = await r.run([{ hang: true }]);
-  assert.deepEqual([result.reason, result.executionTimeMs < 3000], ['timeout', true]);
+  assert.deepEqual([result.reason, result.executionTimeMs < 30_000], ['timeout', true]);
   await r.redis.hset(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TIMEOUT_MS', 'soon', 'NODE_ENV', 'development',
     'CODE_INTERPRETER_LOCAL_ISOLATION', 'bwrap', 'UNKNOWN', 'x');
   const bad = await r.add([say('x')], { threadId: 't' });
-  await bad.waitUntilFinished(r.events, 10_000).catch(() => {});
+  await bad.waitUntilFinished(r.events, 60_000).catch(() => {});
   await r.redis.hdel(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TIMEOUT_MS');
   assert.equal((await r.run([say('fine')], { threadId: 't' })).stdout, 'fine');
   await r.redis.hset(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TYPE', 'LOCAL');

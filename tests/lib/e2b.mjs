@@ -82,7 +82,7 @@ export async function startE2b({ settings = {}, args = [] } = {}) {
     const response = await fetch(`${self.admin}/sandboxes/${id}/file?path=${encodeURIComponent(path)}`);
     return response.ok ? Buffer.from(await response.arrayBuffer()) : null;
   };
-  self.waitState = (id, state, timeout = 10_000) => waitFor(
+  self.waitState = (id, state, timeout = 60_000) => waitFor(
     async () => (await self.sandbox(id)).state === state, { timeout, what: `sandbox ${id} is ${state}` });
   self.stop = async () => {
     child.stdin.end();

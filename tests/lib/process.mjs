@@ -29,7 +29,14 @@ export async function cleanUp() {
   if (errors.length) throw errors[0];
 }
 
-after(cleanUp);
+after(async () => {
+  // A client that goes on trying to connect would keep a file that has failed, and with it all others, for ever.
+  setTimeout(() => {
+    console.error('something of this file is still open after its end');
+    process.exit();
+  }, 60_000).unref();
+  await cleanUp();
+});
 process.on('exit', () => {
   for (const pid of pids) kill(pid, 'SIGKILL');
 });
@@ -56,7 +63,7 @@ export function tempDir(name = 'sandpiper-test-') {
 }
 
 /** Polls until predicate() gives something truthy and returns that; throws after `timeout` ms naming `what`. */
-export async function waitFor(predicate, { timeout = 10_000, interval = 20, what = predicate } = {}) {
+export async function waitFor(predicate, { timeout = 60_000, interval = 20, what = predicate } = {}) {
   const deadline = Date.now() + timeout;
   let last;
   for (;;) {
@@ -120,7 +127,7 @@ export function start(program, args, { env = process.env, cwd } = {}) {
     return self.exit;
   };
   self.tail = (n = 15) => self.lines.slice(-n).join('\n');
-  self.waitLine = (pattern, { timeout = 10_000, from = 0 } = {}) => waitLine(self, pattern, timeout, from);
+  self.waitLine = (pattern, { timeout = 60_000, from = 0 } = {}) => waitLine(self, pattern, timeout, from);
   return self;
 }
 

@@ -21,7 +21,7 @@ export async function readStream(redis, key, { whole = true } = {}) {
 }
 
 /** Follows the reply from `fromSeq` until `done` with docker/client, as a server does; only what the worker wrote counts. */
-export async function follow(redis, key, { fromSeq = 1, timeout = 30_000, onMessage } = {}) {
+export async function follow(redis, key, { fromSeq = 1, timeout = 60_000, onMessage } = {}) {
   const [, prefix, queueName, jobId] = /^(.*?):(.*?):reply:(.*)$/s.exec(key);
   const client = new SandpiperClient({ connection: redis, prefix, queueName });
   const messages = [];

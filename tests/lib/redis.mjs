@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { createConnection, createServer } from 'node:net';
 import { join } from 'node:path';
 import { Redis } from 'ioredis';
-import { atEnd, sleep, start, tempDir } from './process.mjs';
+import { atEnd, sleep, start, tempDir, waitFor } from './process.mjs';
 
 export async function freePort() {
   const server = createServer().listen(0, '127.0.0.1');
@@ -36,7 +36,8 @@ export async function startRedis({ args = [], durable = false } = {}) {
     self.process.kill('SIGKILL');
     await self.process.exited;
   };
-  self.restart = launch;
+  /** On the port it had; whoever was given that port meanwhile (an outgoing connection, say) is waited for. */
+  self.restart = (more) => waitFor(() => launch(more).then(() => true), { interval: 200, what: 'redis-server is back' });
   self.pause = () => self.process.kill('SIGSTOP');
   self.resume = () => self.process.kill('SIGCONT');
   /** An ioredis client that is closed with the file. */

@@ -135,13 +135,23 @@ export async function makeRig(t, redis, { env = {}, replicas = 1, version = '6.7
   t.after(async () => {
     try {
       for (const worker of self.workers) await worker.done();
-      if (checks) await checkLeftovers(self);
+      if (checks) await within(60_000, checkLeftovers(self), 'a look at what is left in Redis');
     } finally {
-      await within(10_000, Promise.allSettled([self.queue.close(), self.events?.close()]), 'clients closed');
-      self.redis.disconnect();
+      await closeClients(self);
     }
   });
   return self;
+}
+
+/** Also when a test has failed and left Redis dead: then closing them would wait for ever. */
+async function closeClients(self) {
+  const clients = [self.queue, self.events].filter(Boolean);
+  try {
+    await within(30_000, Promise.allSettled(clients.map((one) => one.close())), 'clients closed');
+  } finally {
+    for (const one of clients) one.disconnect().catch(() => {});
+    self.redis.disconnect();
+  }
 }
 
 function addVerbs(self) {
@@ -151,11 +161,11 @@ function addVerbs(self) {
     v: 1, code: Array.isArray(steps) ? script(...steps) : steps, ...data,
   }, opts);
   /** waitUntilFinished: the result (checked against the contract), or throws BullMQ's Error(failedReason). */
-  self.result = async (job, ms = 20_000) => {
+  self.result = async (job, ms = 60_000) => {
     return checkResult(await self.unlessCrashed(job.waitUntilFinished(self.events, ms * slow)));
   };
   /** The failedReason of a job that must fail. */
-  self.failure = async (job, ms = 20_000) => {
+  self.failure = async (job, ms = 60_000) => {
     let value;
     try {
       value = await self.unlessCrashed(job.waitUntilFinished(self.events, ms * slow));
@@ -168,14 +178,14 @@ function addVerbs(self) {
   };
   self.run = async (steps, data, opts) => self.result(await self.add(steps, data, opts));
   /** The whole reply of a job that has ended or will. */
-  self.reply = async (job, ms = 20_000) => {
+  self.reply = async (job, ms = 60_000) => {
     await self.unlessCrashed(follow(self.redis, key(job.id ?? job), { timeout: ms * slow }));
     return readStream(self.redis, key(job.id ?? job));
   };
   self.replyNow = (job) => readStream(self.redis, key(job.id ?? job), { whole: false });
   self.gathered = async (job, ms) => gather(await self.reply(job, ms));
   self.follow = (job, options = {}) =>
-    self.unlessCrashed(follow(self.redis, key(job.id ?? job), { ...options, timeout: (options.timeout ?? 20_000) * slow }));
+    self.unlessCrashed(follow(self.redis, key(job.id ?? job), { ...options, timeout: (options.timeout ?? 60_000) * slow }));
   self.state = async (job) => self.queue.getJobState(job.id ?? job);
   self.hash = async (job) => self.redis.hgetall(self.P + (job.id ?? job));
   /** The queue's events as [{event, ...fields}], oldest first. */

@@ -1,10 +1,11 @@
 // The three roles of README with exactly the rights that it lists: each can do its part and nothing else.
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import test from 'node:test';
 import { FlowProducer, Queue, QueueEvents } from 'bullmq';
-import { waitFor } from '../lib/process.mjs';
+import { SandpiperClient } from '../../docker/client/index.mjs';
+import { waitFor, within } from '../lib/process.mjs';
 import { gather, readStream } from '../lib/reader.mjs';
 import { startRedis } from '../lib/redis.mjs';
 import { makeRig, shortLocks, slow } from '../lib/rig.mjs';
@@ -116,6 +117,60 @@ test('the whole life of jobs with exactly the rights that README lists', async (
   await waitFor(() => messages.includes('done'), { timeout: minute, what: 'the channel' });
   await waitFor(() => worker.lines.some((line) => /slots, driver/.test(line)), { timeout: minute, what: 'a log' });
   assert.deepEqual(await denied(), [], 'nothing was refused');
+});
+
+test('every command of our scripts is in the line of the worker', () => {
+  const dir = fileURLToPath(new URL('../../worker/queue/lua/', import.meta.url));
+  const called = new Set(readdirSync(dir).filter((name) => name.endsWith('.lua'))
+    .flatMap((name) => [...readFileSync(dir + name, 'utf8').matchAll(/r?call\(\s*["'](\w+)["']/g)].map((m) => m[1].toLowerCase())));
+  assert.ok(called.size > 20 && called.has('hset'), [...called].join(' '));
+  const allowed = new Set(/^user worker .*/ms.exec(listed)[0].split(/\s+/));
+  assert.deepEqual([...called].filter((name) => !allowed.has(`+${name}`)), []);
+});
+
+test('docker/client reads as the reader: live, late, files, an end that only the hash tells; and without the hash', async (t) => {
+  const { r, roles } = await rigWithRoles(t);
+  const { reader } = roles;
+  const problems = [];
+  const open = () => {
+    const client = new SandpiperClient({ connection: reader.client, queueName: r.name, onError: (error) => problems.push(error.message) });
+    t.after(() => client.close());
+    return client;
+  };
+  const client = open();
+  const read = async (one, id, onMessage = () => {}, options = {}) => {
+    const messages = [];
+    for await (const message of one.messages(id, options)) {
+      messages.push(message);
+      await onMessage(message);
+    }
+    return gather(messages);
+  };
+  const run = async (one, steps, more = {}, options = {}) => {
+    const job = await roles.queue.add('execute', { ...data(...steps), ...more });
+    const reading = read(one, job.id, undefined, options); // before a worker has it, or while it runs
+    return { id: job.id, ...(await within(minute, reading, `the reply of ${job.id}; ${problems}`)) };
+  };
+  roles.work();
+  const live = await run(client, [say('a'), wait(300), say('b'), { file: 'f.txt', content: 'bytes' }]);
+  assert.deepEqual([live.stdout, live.done.reason], ['ab', 'ok']);
+  assert.equal((await client.file(live.done.result.files[0])).toString(), 'bytes');
+  assert.equal((await within(minute, read(open(), live.id), 'a late reader')).stdout, 'ab');
+  const silent = await run(client, [say('x')], { reply: false });
+  assert.deepEqual([silent.done.reason, silent.done.source], ['ok', 'job']);
+  // A job run anew by hand, while somebody holds a place in its first life.
+  const job = await r.queue.getJob(live.id);
+  await job.retry('completed');
+  await waitFor(async () => (await r.replyNow(job)).at(-1)?.executionId !== live.started.executionId, { timeout: minute, what: 'the second run' });
+  const again = await within(minute, read(client, job.id, undefined, { from: 3, executionId: live.started.executionId }), 'the second life');
+  assert.deepEqual([again.stdout, again.done.reason], ['ab', 'ok']);
+  assert.deepEqual([problems, await denied()], [[], []], 'nothing was refused');
+
+  await admin.call('ACL', 'SETUSER', reader.user, 'resetkeys', `%R~${r.P}reply:*`, `%R~${r.P}file:*`);
+  const blind = open();
+  assert.equal((await within(minute, read(blind, live.id), 'a late reader without the hash')).stdout, 'ab');
+  assert.equal((await run(blind, [say('c'), wait(300), say('d')])).stdout, 'cd');
+  assert.ok(problems.length > 0 && problems.every((text) => /EXECABORT|NOPERM/.test(text)), `it is told: ${problems}`);
 });
 
 test('what each role may not', async (t) => {

@@ -83,6 +83,7 @@ test('the slot is moved while jobs run: scripts wait, the queue goes on, nothing
   await fine(r, secret, 's');
   const log = r.workers.flatMap((worker) => worker.lines).join('\n');
   assert.doesNotMatch(log, /non local key|CROSSSLOT|script \w+ failed/, 'no script was cut in half');
+  assert.doesNotMatch(log, /stream:jobs: (ASK|TRYAGAIN|MOVED|CLUSTERDOWN)/, 'a slot that moves is no state of the stream');
 });
 
 test('a prefix without a hash tag ends the start with the name of the setting', async () => {

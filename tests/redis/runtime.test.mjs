@@ -7,7 +7,7 @@ import { createServer } from 'node:http';
 import { join } from 'node:path';
 import test from 'node:test';
 import { apiKey, otherKey, startE2b } from '../lib/e2b.mjs';
-import { atEnd, tempDir } from '../lib/process.mjs';
+import { atEnd, tempDir, waitFor } from '../lib/process.mjs';
 import { startRedis } from '../lib/redis.mjs';
 import { makeRig, workerBin, workerEnv } from '../lib/rig.mjs';
 import { say } from '../lib/scripted.mjs';
@@ -80,7 +80,7 @@ test('SCRIPTED, E2B, DISABLED and back while jobs run: each job has the driver o
   for (let i = 0; i < 4; i++) going.push(await r.add([say('a'), { sleep: 1500 }, say('b')], i % 2 ? { threadId: `t${i}` } : {}));
 
   const overlapping = await r.add([say('c'), { sleep: 3000 }, say('d')]);
-  while ((await r.replyNow(overlapping)).length < 2) await new Promise((wake) => setTimeout(wake, 20));
+  await waitFor(async () => (await r.replyNow(overlapping)).length > 1, { what: 'it runs' });
   await set('E2B');
   assert.equal((await r.run('print(5)', { threadId: 'e' })).stdout.trim(), '5');
   await set('DISABLED');
@@ -89,4 +89,47 @@ test('SCRIPTED, E2B, DISABLED and back while jobs run: each job has the driver o
   assert.equal((await r.run([say('again')])).stdout, 'again');
   for (const job of going) assert.equal((await r.result(job)).stdout, 'ab');
   assert.equal((await r.result(overlapping)).stdout, 'cd', 'the old driver finished its run');
+});
+
+test('a template set at run time is that of the next sandbox; a thread keeps the one it has', async (t) => {
+  const r = await makeRig(t, redis, { env: { ...e2b.env, CODE_INTERPRETER_TYPE: 'E2B' } });
+  const key = `${r.P}settings:runtime`;
+  await e2b.set({ templates: ['analysts'] });
+  const templateOf = async (thread) => (await e2b.sandbox(await r.redis.hget(`${r.P}thread::${thread}`, 'sandbox'))).template;
+  assert.equal((await r.run('x = 1', { threadId: 'old' })).reason, 'ok');
+  await r.redis.hset(key, 'E2B_TEMPLATE', 'analysts');
+  assert.equal((await r.run('print(2)', { threadId: 'new' })).stdout.trim(), '2');
+  assert.equal((await r.run('print(x)', { threadId: 'old' })).stdout.trim(), '1', 'its state is there');
+  assert.deepEqual([await templateOf('old'), await templateOf('new')], ['code-interpreter-v1', 'analysts']);
+  await r.redis.hset(key, 'E2B_TEMPLATE', 'no-such-template');
+  assert.match(await r.failure(await r.add('print(3)', { threadId: 'third' })), /template/);
+  await r.redis.del(key);
+  assert.equal((await r.run('print(4)', { threadId: 'third' })).stdout.trim(), '4');
+  assert.equal(await templateOf('third'), 'code-interpreter-v1');
+});
+
+test('LOCAL, E2B, DISABLED and LOCAL again with real kernels: a run that is going ends in its own', async (t) => {
+  const r = await makeRig(t, redis, { env: { ...e2b.env, CODE_INTERPRETER_TYPE: 'DISABLED', NODE_ENV: 'development', WORKER_CONCURRENCY: '4' } });
+  const set = (type) => r.redis.hset(`${r.P}settings:runtime`, 'CODE_INTERPRETER_TYPE', type);
+  const whose = 'import os; print("E2B" if os.environ.get("E2B_SANDBOX") else "LOCAL")';
+  const held = [];
+  const gate = createServer((_, response) => held.push(response)).listen(0, '127.0.0.1');
+  t.after(() => {
+    gate.closeAllConnections();
+    gate.close();
+  });
+  await once(gate, 'listening');
+  await set('LOCAL');
+  assert.equal((await r.run('x = 1', { threadId: 'l' })).reason, 'ok');
+  const going = await r.add(`print("a")\nimport urllib.request\nurllib.request.urlopen("http://127.0.0.1:${gate.address().port}").read()\nprint("b")`, { threadId: 'going' });
+  await waitFor(() => held.length > 0, { what: 'it runs' });
+  await set('E2B');
+  assert.equal((await r.run(whose, { threadId: 'l' })).stdout.trim(), 'E2B');
+  await set('DISABLED');
+  assert.match(await r.failure(await r.add('print(5)')), /Code interpreter is disabled/);
+  await set('LOCAL');
+  assert.equal((await r.run(whose, { threadId: 'l' })).stdout.trim(), 'LOCAL');
+  held[0].end();
+  const { reason, stdout } = await r.result(going);
+  assert.deepEqual([reason, stdout], ['ok', 'a\nb\n']);
 });

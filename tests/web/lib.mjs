@@ -49,7 +49,13 @@ export async function openPage(t, { base = s.base, hash = '', context, ...option
   page.errorsSeen = errors;
   return page;
 }
-export const state = (cell, name) => cell.and(cell.page().locator(`.${name}`)).waitFor();
+export async function state(cell, name) {
+  try {
+    await cell.and(cell.page().locator(`.${name}`)).waitFor();
+  } catch (error) {
+    throw new Error(`no ${name} cell (${await cell.allTextContents()}); ${r.worker.tail(20)}`, { cause: error });
+  }
+}
 
 /** A page on the net that code may wait for: each GET /name is held until let('name'). */
 async function holder() {
