@@ -191,6 +191,17 @@ test('a primary that becomes a replica and back (READONLY)', async (t) => {
   await check(r, await r.add([say('x')]), 'x');
 });
 
+test('writes refused for want of replicas (NOREPLICAS): output waits, and its run goes on', async (t) => {
+  const r = await rig(t);
+  const job = await r.add(ticks(30, 100), { threadId: 't' });
+  await begun(r, job);
+  const from = r.worker.lines.length;
+  await r.redis.config('SET', 'min-replicas-to-write', '1');
+  await r.worker.waitLine(/refused reply for now: .*NOREPLICAS/, { from });
+  await r.redis.config('SET', 'min-replicas-to-write', '0');
+  await check(r, job, ticked(30));
+});
+
 test('Redis out of memory for a while: the job ends when there is room again', async (t) => {
   const r = await rig(t);
   const job = await r.add(ticks(20, 100), { threadId: 't' });

@@ -17,3 +17,11 @@ local function spAppend(replyKey, seq, messages, ttl)
     rcall("PEXPIRE", replyKey, ttl)
     return nil
 end
+
+-- Whether an error of XADD is the server's for the time being, and not the stream's.
+local function spPasses(err)
+    for _, word in ipairs({"OOM", "READONLY", "MISCONF", "NOREPLICAS"}) do
+        if string.find(err["err"], word, 1, true) then return true end
+    end
+    return false
+end

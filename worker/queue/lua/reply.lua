@@ -6,7 +6,7 @@
   ARGV: prefix, life of a lock (ms), then for each job: id, token, ttl of the reply (ms), mark or "", first seq (0:
     publish only, a heartbeat), how many messages, message ...
   Returns for each job 0; -1 no job; -2 no lock; -6 the lock is another's; -7 Redis does not take its messages. An
-  error that passes (no memory) is that of the whole call: it can be made again.
+  error that passes (spPasses) is that of the whole call: it can be made again.
 ]]
 local rcall = redis.call
 
@@ -38,7 +38,7 @@ local function spSay(lock, i)
         -- No number kept: nothing was said since the job's last `done`, so an older stream is history.
         if not f[1] then rcall("DEL", replyKey) end
         local err = spAppend(replyKey, seq, {unpack(ARGV, i + 6, i + 5 + count)}, ARGV[i + 2])
-        if err then return string.find(err["err"], "OOM", 1, true) and err or -7 end
+        if err then return spPasses(err) and err or -7 end
         local last = string.format("%d", seq + count - 1)
         if mark == "" then
             rcall("HSET", jobKey, "sp:seq", last)
