@@ -1,11 +1,11 @@
 // Measures the worker beside what users would pick instead: same run, same Redis, in turns, medians. Prints a table and
 // writes build/bench.json: rows {figure, unit, ours, peer, ratio, target, met}; ratio is ours / peer, null without a peer.
-// run.mjs [SECTION ...] | --readme (writes build/bench.json into README) | --compare FILE (another run's bench.json)
+// run.mjs [SECTION ...] | --readme [REMARK] (writes build/bench.json into README) | --compare FILE (another run's bench.json)
 process.env.WORKER_BIN ??= 'build/test/sandpiper';
 const { compareVerdicts, header, line, rowLine, save, writeReadme } = await import('./table.mjs');
 
 if (process.argv[2] === '--readme') {
-  writeReadme();
+  writeReadme(process.argv.slice(3).join(' '));
   process.exit();
 }
 if (process.argv[2] === '--compare') process.exit(compareVerdicts(process.argv[3]) ? 0 : 1);

@@ -28,13 +28,13 @@ function machine() {
   return `${cpus().length} cores (${cpus()[0].model.trim()}), ${Math.round(totalmem() / 2 ** 30)} GiB, Linux ${linux}, Node.js ${process.versions.node}, Redis ${redis}`;
 }
 
-/** Writes build/bench.json as a table into README. */
-export function writeReadme() {
+/** Writes build/bench.json as a table into README; `remark`: what else is to be known of the run. */
+export function writeReadme(remark) {
   if (!existsSync(path('build/bench.json'))) throw new Error('no build/bench.json: run make bench first');
   const rows = JSON.parse(readFileSync(path('build/bench.json'), 'utf8'));
   const markdown = (texts) => `| ${texts.join(' | ')} |`;
   const table = [
-    `On ${machine()}:`, '', markdown(header), '|---|--:|--:|--:|---|---|',
+    `On ${machine()}${remark ? `; ${remark}` : ''}:`, '', markdown(header), '|---|--:|--:|--:|---|---|',
     ...rows.map((row) => markdown(cells(row))),
   ].join('\n');
   const text = readFileSync(path('README.md'), 'utf8');
