@@ -150,11 +150,11 @@ test('every key of ours expires; files go when the reply goes', async (t) => {
     if (/^(reply|file):/.test(suffix)) {
       seen++;
       assert.ok(ttl > 50_000 && ttl <= 60_000, `${key}: ${ttl} ms`);
-    } else if (/^(lease|parked|thread|replica):/.test(suffix)) {
+    } else if (/^(lease|parked|thread|replica|turn):/.test(suffix)) {
       assert.ok(ttl > 0 && ttl <= 7 * 86_400_000, `${key}: ${ttl} ms`);
     } else if (!/^\d+$/.test(suffix)) {
       assert.match(suffix, /^(id|meta|events|completed|failed|marker|stalled|stalled-check|wait|active|delayed|pc|index:(parked|replicas)|stream:(jobs|dead|control)|stats:queue|settings:runtime)$/,
-        'no other keys');
+        `no other keys: ${suffix}`);
     }
   }
   assert.equal(seen, 5);
