@@ -1,6 +1,7 @@
 // What hostile code tries. Each attempt is Python whose try_it() returns something true when it got out. Second: who
 // gets out where code is not isolated. There the attempt is run for real, by root too: it must change nothing on the
-// machine (open, never write; no mounts; no signal but 0), else its list stays empty and it runs isolated only.
+// machine (open, never write; no mounts; no signal but 0; no folder, socket or process but this file's own), else its
+// list stays empty and it runs isolated only.
 
 export const prelude = `
 import ctypes, fcntl, glob, os, platform, pty, resource, signal, socket, stat, struct, subprocess, sys, time
@@ -61,11 +62,12 @@ def try_it():
     return any(open(f).read() == "redis-server\\n" for f in glob.glob("/proc/[0-9]*/comm"))`],
   ['the files of another session', EVERYONE, `
 def try_it():
-    return any("${what.secret}" in open(f).read() for f in glob.glob("/tmp/sandpiper-*/*/*/home/secret.txt"))`],
+    return any("${what.secret}" in open(f).read() for f in glob.glob("${what.sessions}/home/secret.txt"))`],
   ['another session\'s interpreter', EVERYONE, `
 def try_it():
-    socks = [s for s in glob.glob("/tmp/sandpiper-*/*/*/run*/s-1") if not s.startswith(os.path.dirname(os.getcwd()))]
-    for path in socks:
+    for path in glob.glob("${what.sessions}/run*/s-1"):
+        if path.startswith(os.path.dirname(os.getcwd()) + "/run"):  # its own
+            continue
         with socket.socket(socket.AF_UNIX) as s:
             s.connect(path)
             return True`],
@@ -107,9 +109,9 @@ def try_it():
 def try_it():
     os.link("${what.outside}/marker", os.path.expanduser("~/linked"))
     return True`],
-  ['the system\'s programs', ROOT, `
+  ['the system\'s files', ROOT, `
 def try_it():
-    return opens("/usr/bin/env")`],
+    return opens("/usr/lib/os-release")  # no program: nobody could start it meanwhile`],
   ['kernel settings: where cores go', ROOT, `
 def try_it():
     return opens("/proc/sys/kernel/core_pattern")`],

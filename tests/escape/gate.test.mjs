@@ -2,40 +2,22 @@
 import assert from 'node:assert/strict';
 import { accessSync, constants } from 'node:fs';
 import test from 'node:test';
-import { waitFor } from '../lib/process.mjs';
 import { startRedis } from '../lib/redis.mjs';
-import { ownAddress, users, worker, world } from './world.mjs';
+import { machineIsolates, ownAddress, refused, replica, isolated, users, worker, world } from './world.mjs';
 
 const redis = await startRedis();
-const sentence = 'LOCAL code interpreter driver is not allowed in production. Use E2B driver instead by setting '
-  + 'CODE_INTERPRETER_TYPE=E2B and providing E2B_API_KEY.';
-
-const replica = async (r, wanted) => waitFor(async () => {
-  const [key] = await r.redis.keys(`${r.P}replica:*`);
-  const seen = key ? await r.redis.hgetall(key) : {};
-  return wanted(seen) && seen;
-}, { what: 'the replica says so', timeout: 60_000 });
-
-/** All jobs fail at once with the known sentence and the reason, and the replica says so too. */
-async function refused(r, why) {
-  const told = await r.failure(await r.add('print(1)', { threadId: 't' }, { attempts: 3 }), 60_000);
-  assert.ok(told.startsWith(`${sentence} (Why: `), told);
-  assert.match(told, why);
-  const seen = await replica(r, (one) => one.why === told);
-  assert.deepEqual([seen.driver, seen.enabled], ['DISABLED', '0']);
-}
-
 for (const user of users) {
-  test(`${user}: isolated by bubblewrap, LOCAL serves production, without network unless asked`, async (t) => {
+  test(`${user}: isolated by bubblewrap, LOCAL serves production, without network unless asked`, isolated(redis, user, async (t) => {
     const r = await worker(t, redis, user, { NODE_ENV: 'production' });
     const result = await r.py('import socket; print([name for _, name in socket.if_nameindex()])', { threadId: 't' });
     assert.equal(result.stdout, "['lo']\n", result.error);
     const seen = await replica(r, (one) => one.enabled === '1');
     assert.deepEqual([seen.driver, seen.why], ['LOCAL', '']);
-  });
+  }));
 
   test(`${user}: where namespaces cannot be made, LOCAL is DISABLED in production`, async (t) => {
     const none = 'sh -c \'echo 0 >/proc/sys/user/max_user_namespaces; exec setpriv --inh-caps=-all --ambient-caps=-all "$0"\'';
+    if (!machineIsolates) return refused(await worker(t, redis, user, { NODE_ENV: 'production' }), /./);
     const before = user === 'root' ? 'unshare --user --map-root-user' : `unshare --user --map-current-user --keep-caps ${none}`;
     const r = await worker(t, redis, user, { NODE_ENV: 'production' }, { before });
     await refused(r, user === 'root' ? /no user \d+ here/ : /bwrap: .*namespace/);
@@ -57,7 +39,7 @@ const tapForAll = (() => {
   }
 })();
 
-test('internet: the way out is there, the machine and private networks are not', async (t) => {
+test('internet: the way out is there, the machine and private networks are not', isolated(redis, users[0], async (t) => {
   const r = await worker(t, redis, users[0], { NODE_ENV: 'production', CODE_INTERPRETER_LOCAL_NETWORK: 'internet' });
   if (!tapForAll) return refused(r, /net\/tun/);
   const what = await world(redis, users[0]);
@@ -80,4 +62,4 @@ print(subprocess.run("ip route del prohibit 10.0.0.0/8", shell=True, capture_out
   assert.match(result.stdout, /nameserver 10\.0\.2\.3/);
   assert.match(result.stdout, /^tap0\s+00000000\s+0202000A/m, 'a default route');
   assert.doesNotMatch(result.stdout, /\n0\n$/, 'its routes are not its own');
-});
+}));

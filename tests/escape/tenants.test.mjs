@@ -2,11 +2,11 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { startRedis } from '../lib/redis.mjs';
-import { users, worker } from './world.mjs';
+import { isolated, users, worker } from './world.mjs';
 
 const redis = await startRedis();
 
-test('no canary ever crosses, however alike the ids are', async (t) => {
+test('no canary ever crosses, however alike the ids are', isolated(redis, users[0], async (t) => {
   const r = await worker(t, redis, users[0], { NODE_ENV: 'production', CODE_INTERPRETER_LOCAL_SPARE_KERNELS: '2' });
   const tenants = [{ threadId: 't', workspaceId: 'a' }, { threadId: 't', workspaceId: 'b' }, { threadId: 't' },
     { threadId: 'undefined', workspaceId: 'a' }, { threadId: 'a:t' }, { threadId: 't ', workspaceId: 'a' }];
@@ -27,4 +27,4 @@ print(*{str(one) for one in seen})`;
     assert.equal(stdout, expected, `${tenant}: ${error}`);
   }
   assert.equal(jobs.length, 500);
-});
+}));
