@@ -1,7 +1,7 @@
 // The page in headless Chromium, on the real server, a real worker and real kernels: what a user sees and does.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { waitFor } from '../lib/process.mjs';
+import { waitFor, within } from '../lib/process.mjs';
 import { startServer } from '../server/lib.mjs';
 import { hold, LONG, openPage, proxy, r, redis, s, state } from './lib.mjs';
 
@@ -213,11 +213,27 @@ test('a server with tokens asks for one, once', async (t) => {
   const secured = await startServer(t, r, { url: redis.url, env: { SERVER_SECURE_COOKIE: 'false' } });
   const page = await openPage(t, { base: secured.base });
   await page.locator('#login').waitFor();
+  // A request from before the login, whose refusal comes after it.
+  let release;
+  const released = new Promise((resolve) => { release = resolve; });
+  const held = new Promise((resolve) => {
+    void page.route('**/threads', async (route) => {
+      const response = await route.fetch();
+      resolve();
+      await released;
+      await route.fulfill({ response });
+    }, { times: 1 });
+  });
+  const late = page.evaluate(() => import('/js/api.js').then((api) => api.threads()).catch((error) => error.status));
+  await within(LONG, held, 'the early request');
   await page.locator('#token').fill('wrong-token-0123456789');
   await page.locator('#login button').click();
   await page.locator('#login-problem', { hasText: 'does not know' }).waitFor();
   await page.locator('#token').fill('token-of-ann-0123456789');
   await page.locator('#login button').click();
+  await page.locator('#login').waitFor({ state: 'hidden' });
+  release();
+  assert.equal(await late, 401);
   await page.locator('#login').waitFor({ state: 'hidden' });
   await state(await page.ran('print("in")'), 'completed');
   await page.reload();

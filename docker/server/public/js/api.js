@@ -9,10 +9,12 @@ export class ApiError extends Error {
 }
 
 let onUnauthorized = () => {};
+let signedIn = 0; // how often; a 401 to what was asked before the last time is old news
 /** Called (with the first 401) when the server wants to know who we are. */
 export const whenUnauthorized = (fn) => { onUnauthorized = fn; };
 
 async function ask(method, path, body) {
+  const asked = signedIn;
   let response;
   try {
     response = await fetch(path, {
@@ -22,7 +24,7 @@ async function ask(method, path, body) {
   } catch {
     throw new ApiError(0, 'The server cannot be reached.');
   }
-  if (response.status === 401) onUnauthorized();
+  if (response.status === 401 && asked === signedIn) onUnauthorized();
   const text = await response.text();
   const value = text && (response.headers.get('Content-Type') ?? '').includes('json') ? JSON.parse(text) : null;
   if (!response.ok) throw new ApiError(response.status, [value?.message ?? `The server answered ${response.status}.`].flat().join('; '));
@@ -32,7 +34,10 @@ async function ask(method, path, body) {
 const path = (...parts) => `/${parts.map(encodeURIComponent).join('/')}`;
 
 export const status = () => ask('GET', '/status');
-export const signIn = (token) => ask('POST', '/session', { token });
+export async function signIn(token) {
+  await ask('POST', '/session', { token });
+  signedIn++;
+}
 export const threads = () => ask('GET', '/threads');
 export const executions = (thread) => ask('GET', path('threads', thread, 'executions'));
 export const removeThread = (thread) => ask('DELETE', path('threads', thread));
