@@ -60,7 +60,7 @@ export function startWorker(env) {
   const [program, ...args] = [...prefix, workerBin];
   const worker = start(program, args, { env: workerEnv(env) });
   workers.add(worker);
-  worker.done = async ({ code = 0, graceMs = 15_000 * slow } = {}) => {
+  worker.done = async ({ code = 0, graceMs = 60_000 * slow } = {}) => {
     if (!workers.delete(worker)) return worker.exit;
     const wasAlive = worker.exit === null;
     worker.ending = true;

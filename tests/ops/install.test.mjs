@@ -10,7 +10,8 @@ import { tempDir } from '../lib/process.mjs';
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const make = (...args) => execFileSync('make', ['--no-print-directory', '-s', ...args], { cwd: root, encoding: 'utf8' });
 const prefix = tempDir('sandpiper-installed-');
-make('install', `PREFIX=${prefix}`);
+// The build that `make test` has made: only its man page and unit are looked at.
+make('install', 'TEST_BUILD=1', `PREFIX=${prefix}`);
 const page = join(prefix, 'share/man/man1/sandpiper.1');
 const unit = join(prefix, 'lib/systemd/system/sandpiper.service');
 const run = (program, ...args) => {

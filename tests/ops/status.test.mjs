@@ -46,7 +46,7 @@ test('a worker that is blocked gives no answer, and is well again when it goes o
       return error.status;
     }
   };
-  assert.equal(ask(), 0);
+  await becomes('healthy', () => ask() === 0);
   r.worker.kill('SIGSTOP');
   assert.equal(ask(), 1);
   await assert.rejects(get(port, '/healthz', { timeout: 500 }));
@@ -108,6 +108,8 @@ test('metrics: Prometheus format, and they count what happened', async (t) => {
   assert.match(await r.failure(await r.add([{ fail: 'no_sandbox' }])), /./);
   await r.redis.xadd(`${r.P}stream:jobs`, '*', 'data', JSON.stringify({ code: JSON.stringify(say('s')) }), 'id', 'from-stream');
   await becomes('the entry ran', async () => (await r.state('from-stream')) === 'completed');
+  // A client hears of the end of a job at the same time as the worker does.
+  await becomes('the ends are counted', async () => (await metricsOf(port)).value('sandpiper_finish_duration_seconds_count') === 7);
   const m = await metricsOf(port);
   const is = (name, labels, expected) => assert.equal(m.value(name, labels), expected, `${name} ${JSON.stringify(labels)}\n${m.text}`);
   is('sandpiper_jobs_claimed_total', {}, 7);
