@@ -23,6 +23,10 @@ export const machineIsolates = works(...as(process.getuid() === 0 ? 'nobody' : '
   '--uid', '1000', '--gid', '1000', '--cap-drop', 'ALL', '--ro-bind', '/', '/', '--proc', '/proc', '--dev', '/dev', 'true');
 if (!machineIsolates) console.log('# this machine cannot isolate code: LOCAL must be DISABLED in production, all else is not seen here');
 
+const rights = BigInt(`0x${/^CapEff:\s*(\S+)/m.exec(readFileSync('/proc/self/status', 'utf8'))[1]}`);
+/** Whether root has what it takes to look into processes of its sessions' users, and to enter their networks. */
+export const rootMay = { ptrace: (rights >> 19n & 1n) === 1n, enter: (rights >> 19n & rights >> 21n & 1n) === 1n };
+
 const sentence = 'LOCAL code interpreter driver is not allowed in production. Use E2B driver instead by setting '
   + 'CODE_INTERPRETER_TYPE=E2B and providing E2B_API_KEY.';
 
