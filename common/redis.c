@@ -191,8 +191,10 @@ static void redis_part(struct redis *r, const char *reason, long long delay_ms)
     redis_schedule_turn(r);
 }
 
-static void redis_fail(struct redis *r, bool at_once, bool permanent, const char *reason)
+static void redis_fail(struct redis *r, bool at_once, bool permanent, const char *fmt, va_list args)
 {
+    char reason[256];
+    vsnprintf(reason, sizeof(reason), fmt, args);
     redis_log_failure(r, reason);
     if (r->state == REDIS_STATE_READY) {
         r->flapping = r->failures > 0; /* it became ready and never served */
@@ -208,22 +210,18 @@ static void redis_fail(struct redis *r, bool at_once, bool permanent, const char
 
 void redis_drop(struct redis *r, bool at_once, const char *fmt, ...)
 {
-    char reason[256];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(reason, sizeof(reason), fmt, args);
+    redis_fail(r, at_once, false, fmt, args);
     va_end(args);
-    redis_fail(r, at_once, false, reason);
 }
 
 void redis_refuse(struct redis *r, const char *fmt, ...)
 {
-    char reason[256];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(reason, sizeof(reason), fmt, args);
+    redis_fail(r, false, true, fmt, args);
     va_end(args);
-    redis_fail(r, false, true, reason);
 }
 
 void redis_redirect(struct redis *r, const char *host, int port, const char *why)

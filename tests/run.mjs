@@ -1,9 +1,8 @@
 // Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
 // exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
 //
-//   tests/run [suite...]      suites: unit, integration, client, server, conformance, escape, ops, redis, model, valgrind,
-//                             e2b-fidelity, e2b-driver, chaos, sanitizers (default: all)
-//   TEST_ONLY=clients,reply   only these files of tests/integration (or tests/conformance, tests/e2b/fidelity)
+//   tests/run [suite...]      suites: see `suites` below (default: all)
+//   TEST_ONLY=clients,reply   only these files of a suite of node tests
 //   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
 import { existsSync, readdirSync } from 'node:fs';
@@ -102,22 +101,26 @@ async function script(program, env) {
   return code ? { passed: 0, failed: 1 } : { passed: 1, failed: 0 };
 }
 
+const WORKER_BIN = process.env.WORKER_BIN ?? 'build/test/sandpiper';
+/** A suite of node tests in tests/<dir>, on the test build. */
+const tests = (dir) => () => nodeTests({ WORKER_BIN }, `tests/${dir}`);
+
 const suites = {
   unit,
-  integration: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
-  client: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/client'), // docker/client
-  server: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/server'), // docker/server
-  conformance: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/conformance'),
-  package: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/package'),
-  ops: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/ops'), // what operations see
-  redis: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/redis'), // how Redis is run
+  integration: tests('integration'),
+  client: tests('client'), // docker/client
+  server: tests('server'), // docker/server
+  conformance: tests('conformance'),
+  package: tests('package'), // install, Debian package, bill of materials
+  ops: tests('ops'), // what operations see
+  redis: tests('redis'), // how Redis is run
   model: () => script('tests/model/run', {}),
-  escape: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/escape'), // LOCAL's isolation
-  web: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/web'), // the page, in Chromium
-  valgrind: () => script('tests/valgrind', { WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }),
-  'e2b-fidelity': () => nodeTests({}, 'tests/e2b/fidelity'), // the emulator, by the official E2B clients
-  'e2b-driver': () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/e2b/driver'),
-  chaos: () => nodeTests({ WORKER_BIN: process.env.WORKER_BIN ?? 'build/test/sandpiper' }, 'tests/chaos'), // a short seeded run
+  escape: tests('escape'), // LOCAL's isolation
+  web: tests('web'), // the page, in Chromium
+  valgrind: () => script('tests/valgrind', { WORKER_BIN }),
+  'e2b-fidelity': tests('e2b/fidelity'), // the emulator, by the official E2B clients
+  'e2b-driver': tests('e2b/driver'),
+  chaos: tests('chaos'), // a short seeded run
   sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
 };
 

@@ -283,6 +283,7 @@ test('parked and delayed jobs hold nobody back', async (t) => {
   for (let i = 0; i < 10; i++) await xadd(r, { data: code([say('x')]), opts: '{"delay":3600000}' });
   const other = await xadd(r, { data: code([say('other')]) });
   assert.equal((await ended(r, `s-${other}`)).returnvalue.stdout, 'other');
+  await waitFor(async () => (await r.replyNow(holder)).some((m) => m.type === 'stdout'), { what: 'the holder runs', ...patient });
   await r.redis.xadd(`${r.P}stream:control`, '*', 'cancel', holder.id);
   await waitFor(async () => (await r.queue.getCompletedCount()) === 32, { what: 'the thread done', ...patient });
 });

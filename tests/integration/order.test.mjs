@@ -105,6 +105,7 @@ test('a prioritized job behind a parked one that went to the back once does not 
   r.startWorker();
   await waitFor(async () => (await r.redis.zcard(`${r.P}parked::t`)) === 2, { what: 'both parked', ...patient });
   assert.equal(await r.redis.zcard(`${r.P}prioritized`), 0, 'parked, not put back in line');
+  await waitFor(async () => (await r.replyNow(first)).some((m) => m.type === 'stdout'), { what: 'the code of the first runs', ...patient });
   await r.redis.xadd(`${r.P}stream:control`, '*', 'cancel', first.id);
   assert.equal((await r.result(first)).reason, 'cancelled');
   await r.result(prio);

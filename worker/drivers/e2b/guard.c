@@ -17,7 +17,9 @@ char *e2b_guard_key_line(struct e2b_box *box)
 }
 
 /* XOR with SHA-256 in counter mode; a nonce is used for one line. What a kernel refused stays in
- * its history, and E2B's server logs each cell: neither shall hold the values of the env. */
+ * its history, and E2B's server logs each cell: neither shall show the values of the env. The key
+ * went the same way before, in the hooks' cell: this keeps values out of sight, not from somebody
+ * who has the whole of that log. */
 static void seal(unsigned char *data, size_t len, const char *key, const char *nonce)
 {
     char seed[120], hex[65];

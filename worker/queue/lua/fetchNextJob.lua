@@ -78,7 +78,7 @@ end
 -- Brings as many jobs as there are tokens to lock them with. Returns them, and when they are fewer: how long the
 -- queue is rate limited (ms; 0 it is not), and when to look again (ms; 0 when paused or so, nil nothing is there).
 local function spFetch(opts, tokens)
-    local jobs, tries = {}, 200
+    local jobs, tries = {}, 50 -- jobs that one call may put aside: each costs about ten commands
     local meta = rcall("HMGET", spc.meta, "paused", "concurrency", "max", "duration")
     local free = meta[1] and 0 or meta[2] and tonumber(meta[2]) - rcall("LLEN", spc.active) or #tokens
     local first = rcall("ZRANGE", spc.delayed, 0, 0, "WITHSCORES")[2]

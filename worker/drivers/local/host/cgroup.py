@@ -86,11 +86,7 @@ class Groups:
         return "cgroup v2 limits: %s" % (", ".join(self.controllers) or "none")
 
     def close(self):
-        if self.folder is not None:
-            try:
-                os.rmdir(self.folder)
-            except OSError:
-                pass
+        remove(self.folder)
 
 
 class Group:
@@ -140,12 +136,17 @@ class Group:
                 pass
 
     def close(self):
-        if self.folder is not None:
-            try:
-                os.rmdir(self.folder)
-            except OSError:
-                pass
-            self.folder = None
+        remove(self.folder)
+        self.folder = None
+
+
+def remove(folder):
+    """A group's folder, which the kernel keeps while something is in it; or None."""
+    if folder is not None:
+        try:
+            os.rmdir(folder)
+        except OSError:
+            pass
 
 
 def write(path, text):
