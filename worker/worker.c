@@ -113,10 +113,10 @@ static void on_woken(long long next_delayed_at, void *data)
         pump(w);
 }
 
-/* Nothing was claimable: wait for the marker, but not past what else is known to come. */
+/* The last claim was answered: wait for the marker, but not past what else is known to come. */
 static void wait_for_work(struct worker *w, const struct claim_answer *answer)
 {
-    if (w->draining || marker_waiting(w->marker))
+    if (w->draining || w->running >= w->concurrency || marker_waiting(w->marker))
         return;
     if (answer->limited_ms > 0) {
         /* Not past LIMITED_WAIT_MAX_MS, for a claim also promotes delayed jobs. */
@@ -127,8 +127,8 @@ static void wait_for_work(struct worker *w, const struct claim_answer *answer)
         return;
     }
     long long most = settings_int(w->settings, SETTING_DRAIN_DELAY_MS), wait = most;
-    if (answer->next_delayed_at > 0) {
-        wait = answer->next_delayed_at - text_now_ms();
+    if (answer->again_at > 0) {
+        wait = answer->again_at - text_now_ms();
         most = most > DELAYED_WAIT_MAX_MS ? most : DELAYED_WAIT_MAX_MS;
         wait = wait > most ? most : wait;
     }
@@ -162,12 +162,11 @@ static void on_claimed(const struct claim_answer *answer, void *data)
     } else if (answer->job != NULL) {
         metrics_observe_ms(METRIC_CLAIM_DURATION, (double)(text_monotonic_ms() - w->claimed_at));
         take_job(w, answer->job);
-        pump(w);
-    } else if (w->claim_again) {
-        pump(w);
-    } else {
-        wait_for_work(w, answer);
     }
+    if (answer != NULL && w->claim_again)
+        pump(w);
+    else if (answer != NULL)
+        wait_for_work(w, answer);
     check_drained(w);
 }
 
@@ -233,7 +232,7 @@ static void on_run_ended(struct run *run, const struct claim_answer *answer, voi
         intake_job_ended(w->intake);
     if (answer != NULL && answer->job != NULL) {
         take_job(w, answer->job);
-        pump(w);
+        wait_for_work(w, answer);
     } else if (!marker_waiting(w->marker)) {
         pump(w);
     }

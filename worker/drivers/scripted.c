@@ -52,6 +52,7 @@ struct scripted_run {
     int attempt;
     bool delivered, interrupted, resisting, hanging, ended, reused;
     struct ev_timer timer;
+    bool soon; /* go_on is deferred */
     struct scripted_file *files;
     struct driver_file *listing;
     size_t file_count;
@@ -83,9 +84,24 @@ static void journal(const struct scripted_run *run, const char *what)
     json_decref(line);
 }
 
+static void go_on(struct scripted_run *run);
+
+static void go_on_now(void *data)
+{
+    struct scripted_run *run = data;
+    if (run->soon)
+        go_on(run);
+}
+
+/* The script goes on after so long; with 0 once the caller has returned. */
 static void again(struct scripted_run *run, double seconds)
 {
     ev_timer_stop(driver_of(run)->loop, &run->timer);
+    run->soon = seconds <= 0;
+    if (run->soon) {
+        reaper_defer(go_on_now, run);
+        return;
+    }
     ev_timer_set(&run->timer, seconds, 0);
     ev_timer_start(driver_of(run)->loop, &run->timer);
 }
@@ -95,6 +111,7 @@ static void finish(struct scripted_run *run, struct driver_end *end)
     run->ended = true;
     if (run->delivered)
         journal(run, "end");
+    run->soon = false;
     ev_timer_stop(driver_of(run)->loop, &run->timer);
     run->listing = mem_alloc((run->file_count + 1) * sizeof *run->listing);
     for (size_t i = 0; i < run->file_count; i++)
@@ -234,11 +251,9 @@ static bool fail_before(struct scripted_run *run, const json_t *step)
     return true;
 }
 
-static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
+static void go_on(struct scripted_run *run)
 {
-    (void)loop;
-    (void)revents;
-    struct scripted_run *run = w->data;
+    run->soon = false;
     if (run->interrupted) {
         struct driver_end end = {.kind = DRIVER_END_INTERRUPTED,
                                  .state_lost = run->resisting ? "killed_after_timeout" : NULL};
@@ -264,6 +279,13 @@ static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
     }
     struct driver_ready ready = {.reused = run->reused};
     run->events->on_ready(run->data, &ready);
+}
+
+static void on_timer(struct ev_loop *loop, struct ev_timer *w, int revents)
+{
+    (void)loop;
+    (void)revents;
+    go_on(w->data);
 }
 
 static json_t *parse_steps(const char *code, size_t len)
@@ -299,7 +321,7 @@ static struct driver_run *scripted_start(struct driver *d, const struct driver_r
         json_object_set_new(s->threads, run->thread, json_object());
     ev_timer_init(&run->timer, on_timer, 0, 0);
     run->timer.data = run;
-    ev_timer_start(s->loop, &run->timer);
+    again(run, 0);
     return &run->base;
 }
 
@@ -364,6 +386,7 @@ static void scripted_close(struct driver_run *base)
     struct scripted_run *run = (struct scripted_run *)base;
     if (run->delivered && !run->ended)
         journal(run, "close");
+    run->soon = false;
     ev_timer_stop(driver_of(run)->loop, &run->timer);
     run->piece = NULL;
     reaper_defer(free_run, run);

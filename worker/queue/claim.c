@@ -78,7 +78,7 @@ static void take_fields(struct claimed_job *job, const redisReply *fields)
 }
 
 /* Elements of a job, see fetchNextJob.lua. */
-enum { AT_FIELDS, AT_ID, AT_THREAD, AT_CHILDREN, AT_CANCELLED, AT_SETTINGS };
+enum { AT_FIELDS, AT_ID, AT_THREAD, AT_CHILDREN, AT_CANCELLED, AT_SETTINGS, AT_AGAIN };
 #define RECORD_UNSETTLED 9 /* its place in the record as threads.lua reads it */
 
 static bool is_job(const redisReply *r)
@@ -91,6 +91,12 @@ static bool is_job(const redisReply *r)
 static const redisReply *element(const redisReply *job, size_t i, int type)
 {
     return i < job->elements && job->element[i]->type == type ? job->element[i] : NULL;
+}
+
+static long long again_at(const redisReply *first_job)
+{
+    const redisReply *again = element(first_job, AT_AGAIN, REDIS_REPLY_INTEGER);
+    return again != NULL ? again->integer : 0;
 }
 
 static struct claimed_job *take_job(const redisReply *reply, struct str *token,
@@ -125,33 +131,36 @@ void claim_parse(const redisReply *reply, struct str *token, struct claim_answer
     if (reply == NULL || reply->type != REDIS_REPLY_ARRAY)
         return;
     if (is_job(reply)) {
+        out->again_at = again_at(reply);
         out->job = take_job(reply, token, element(reply, AT_SETTINGS, REDIS_REPLY_ARRAY));
     } else if (reply->elements >= 4) {
         out->limited_ms = number(reply->element[2]);
-        out->next_delayed_at = number(reply->element[3]);
+        out->again_at = number(reply->element[3]);
     }
 }
 
 void claim_batch_init(struct claim_batch *b, const redisReply *reply)
 {
-    *b = (struct claim_batch){NULL, NULL, 0, 0, 0};
+    *b = (struct claim_batch){NULL, NULL, 0, 0, 0, 0};
     if (reply == NULL || reply->element[1]->type != REDIS_REPLY_ARRAY)
         return;
     b->jobs = reply->element[1];
     b->limited_ms = number(reply->element[2]);
-    b->next_delayed_at = number(reply->element[3]);
-    if (b->jobs->elements > 0 && is_job(b->jobs->element[0]))
+    b->again_at = number(reply->element[3]);
+    if (b->jobs->elements > 0 && is_job(b->jobs->element[0])) {
         b->settings = element(b->jobs->element[0], AT_SETTINGS, REDIS_REPLY_ARRAY);
+        b->more_at = again_at(b->jobs->element[0]);
+    }
 }
 
 void claim_batch_next(struct claim_batch *b, struct str *token, struct claim_answer *out)
 {
-    *out = (struct claim_answer){NULL, b->limited_ms, b->next_delayed_at};
+    *out = (struct claim_answer){NULL, b->limited_ms, b->again_at};
     if (b->jobs == NULL || b->taken >= b->jobs->elements)
         return;
     const redisReply *job = b->jobs->element[b->taken++];
     if (is_job(job))
-        out->job = take_job(job, token, b->settings);
+        *out = (struct claim_answer){take_job(job, token, b->settings), 0, b->more_at};
 }
 
 void claim_pack_opts(const struct queue *q, struct buf *out, const struct str *token,

@@ -33,10 +33,10 @@ void claimed_job_free(struct claimed_job *job); /* NULL is fine */
 
 /* What a claim (or the fetch within a finish) brought. */
 struct claim_answer {
-    struct claimed_job *job;   /* the callback's to keep; or NULL */
-    long long limited_ms;      /* rate limited for that long; 0 not */
-    long long next_delayed_at; /* ms: a delayed job is due then; 0 none. In the past: claim again at
-                                  once */
+    struct claimed_job *job; /* the callback's to keep; or NULL */
+    long long limited_ms;    /* rate limited for that long; 0 not */
+    long long again_at;      /* ms: when there is something to claim, a delayed job for one; 0 not
+                                  known. In the past: now */
 };
 
 /* From an array that claim, moveToFinished or moveToDelayed gave; other replies give no job. token
@@ -49,7 +49,8 @@ struct claim_batch {
     const redisReply *jobs;     /* NULL: none */
     const redisReply *settings; /* NULL: none */
     size_t taken;
-    long long limited_ms, next_delayed_at;
+    long long limited_ms, again_at; /* where a job is missing */
+    long long more_at;              /* beside a job */
 };
 /* reply: {anything, jobs, limited, next}; NULL gives an empty one. Borrowed. */
 void claim_batch_init(struct claim_batch *b, const redisReply *reply);

@@ -28,12 +28,16 @@ local function spPrepare(jobId, f, token, opts, before, cancelled, limit, durati
     rcall("XADD", spc.events, "*", "event", "active", "jobId", jobId, "prev", "waiting")
     local started = string.format("%d", (tonumber(f[6]) or 0) + 1) -- Redis takes long to write a Lua number
     f[6] = started
-    if opts["name"] then
-        rcall("HSET", jobKey, "processedOn", spc.now, "pb", opts["name"], "ats", started)
+    local name, thread = opts["name"], f[7]
+    if name and thread then
+        rcall("HSET", jobKey, "processedOn", spc.now, "pb", name, "ats", started, "sp:t", thread)
+    elseif name then
+        rcall("HSET", jobKey, "processedOn", spc.now, "pb", name, "ats", started)
+    elseif thread then
+        rcall("HSET", jobKey, "processedOn", spc.now, "ats", started, "sp:t", thread)
     else
         rcall("HSET", jobKey, "processedOn", spc.now, "ats", started)
     end
-    if f[7] then rcall("HSET", jobKey, "sp:t", f[7]) end
     if f[13] then rcall("HDEL", jobKey, "sp:b") end
     local last = 15
     while last > 12 or not f[last] do

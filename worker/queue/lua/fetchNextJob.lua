@@ -7,9 +7,9 @@
          (or the retry) of the job that the calling script has just moved
     nf   true: do not fetch
   A fetched job is {fields (see spRead; absent ones at the end left out), id, its thread's record as it was before or
-  0, how many children it is to wait for first, 1 when its thread was cancelled, runtime settings (with the first job
-  of a call)}, where zeros at the end are left out. It waits for no children when a child's failure called it
-  (continueParentOnFailure).
+  0, how many children it is to wait for first, 1 when its thread was cancelled, and with the first job of a call:
+  runtime settings, when to look again (ms; in the past: at once)}, where zeros at the end are left out. It waits for
+  no children when a child's failure called it (continueParentOnFailure).
 ]]
 
 -- Includes
@@ -110,10 +110,15 @@ local function spFetch(opts, tokens)
         end
     end
     if #jobs > 0 then
-        addBaseMarkerIfNeeded(spc.marker, false)
         spCountChildren(jobs)
         local settings = rcall("HGETALL", spc.prefix .. "settings:runtime")
         if #settings > 0 then spTell(jobs[1], 6, settings) end
+        -- Who waits on the marker is woken when there is something to look at: a job, or the time of a delayed one.
+        local waits = rcall("LLEN", spc.wait) > 0 or rcall("ZCARD", spc.prioritized) > 0
+        if waits or first then
+            addBaseMarkerIfNeeded(spc.marker, false)
+            spTell(jobs[1], 7, waits and 1 or math.floor(tonumber(first) / 0x1000))
+        end
     end
     return jobs, limited, again
 end

@@ -36,17 +36,24 @@ local opts = cmsgpack.unpack(ARGV[3])
 spContext(ARGV[1], ARGV[2], opts["sp"])
 
 local first, locks, kin = {}, {}, {} -- where each job's arguments begin; its keys
+local leases, parked = {}, {} -- of threads
 local at = 4
 while ARGV[at] do
-    local jobKey, count = spc.prefix .. ARGV[at], tonumber(ARGV[at + 6])
+    local jobKey, thread, count = spc.prefix .. ARGV[at], ARGV[at + 5], tonumber(ARGV[at + 6])
     first[#first + 1] = at
     locks[#first] = jobKey .. ":lock"
     kin[#kin + 1] = jobKey .. ":dependencies"
     kin[#kin + 1] = jobKey .. ":unsuccessful"
+    if thread ~= "" then
+        leases[#leases + 1] = spc.prefix .. "lease:" .. thread
+        parked[#leases] = spc.prefix .. "parked:" .. thread
+    end
     at = at + 7 + (count > 0 and 3 + count or 0)
 end
 local held = rcall("MGET", unpack(locks))
 local childless = rcall("EXISTS", unpack(kin)) == 0
+-- Where nobody waits for any of the threads, all their leases go in one command.
+local holders = #leases > 0 and rcall("EXISTS", unpack(parked)) == 0 and rcall("MGET", unpack(leases))
 
 local activeIsLong = rcall("LLEN", spc.active) > 256
 
@@ -68,9 +75,10 @@ end
 local found = {}
 for n, i in ipairs(first) do found[n] = spCommon(n, spc.prefix .. ARGV[i], ARGV[i + 1]) or false end
 
-local codes, ended, gone, trims, tokens = {}, {}, {}, {}, {}
+local codes, ended, gone, trims, tokens, lease = {}, {}, {}, {}, {}, 0
 for n, i in ipairs(first) do
     local jobId, keep, thread, count = ARGV[i], ARGV[i + 4], ARGV[i + 5], tonumber(ARGV[i + 6])
+    if thread ~= "" then lease = lease + 1 end
     local jobKey = spc.prefix .. jobId
     local f = found[n] and spLeaveActive(jobId) and found[n]
     codes[n] = f and 0 or 1
@@ -96,7 +104,13 @@ for n, i in ipairs(first) do
             if ARGV[i + 9] == "1" then rcall("DEL", replyKey) end
             spAppend(replyKey, tonumber(ARGV[i + 7]), {unpack(ARGV, i + 10, i + 9 + count)}, ARGV[i + 8])
         end
-        if thread ~= "" then spRelease(thread, jobId) end
+        if thread ~= "" then
+            if not holders then
+                spRelease(thread, jobId)
+            elseif holders[lease] == jobId then
+                gone[#gone + 1] = leases[lease]
+            end
+        end
         if ARGV[i + 2] == "1" then tokens[#tokens + 1] = ARGV[i + 1] end
     end
 end
