@@ -26,7 +26,7 @@ local function spPrepare(jobId, f, token, opts, before, cancelled, limit, durati
     end
     rcall("SET", jobKey .. ":lock", token, "PX", opts["lockDuration"])
     rcall("XADD", spc.events, "*", "event", "active", "jobId", jobId, "prev", "waiting")
-    local started = string.format("%d", (tonumber(f[6]) or 0) + 1) -- Redis takes long to write a Lua number
+    local started = string.format("%d", (tonumber(f[6]) or 0) + 1)
     f[6] = started
     local name, thread = opts["name"], f[7]
     if name and thread then

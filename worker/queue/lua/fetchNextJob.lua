@@ -69,7 +69,7 @@ local function spPop()
     local jobId = rcall("RPOPLPUSH", spc.wait, spc.active)
     while jobId and string.sub(jobId, 1, 2) == "0:" do
         -- A marker that BullMQ before 5.0 left in the list.
-        rcall("LREM", spc.active, 1, jobId)
+        rcall("LREM", spc.active, "1", jobId)
         jobId = rcall("RPOPLPUSH", spc.wait, spc.active)
     end
     return jobId or moveJobFromPrioritizedToActive(spc.prioritized, spc.active, spc.pc)
@@ -81,7 +81,7 @@ local function spFetch(opts, tokens)
     local jobs, tries = {}, 50 -- jobs that one call may put aside: each costs about ten commands
     local meta = rcall("HMGET", spc.meta, "paused", "concurrency", "max", "duration")
     local free = meta[1] and 0 or meta[2] and tonumber(meta[2]) - rcall("LLEN", spc.active) or #tokens
-    local first = rcall("ZRANGE", spc.delayed, 0, 0, "WITHSCORES")[2]
+    local first = rcall("ZRANGE", spc.delayed, "0", "0", "WITHSCORES")[2]
     if first and tonumber(first) < (spc.now + 1) * 0x1000 then spPromote(free <= 0) end
     local limiter = opts["limiter"] or {}
     local limit, duration = tonumber(meta[3] or limiter["max"]), limiter["duration"] or meta[4]

@@ -24,6 +24,8 @@
 
 local spKeepMs = "604800000" -- 7 days
 
+-- Numbers that Redis gets often are written as text: it takes long to write a Lua number.
+
 -- What every function below needs to know; filled by spContext.
 local spc = {}
 
@@ -120,7 +122,7 @@ end
 local function spWakeHead(thread, me, sure)
     local parkedKey = spc.prefix .. "parked:" .. thread
     while true do
-        local head = rcall("ZRANGE", parkedKey, 0, 0)[1]
+        local head = rcall("ZRANGE", parkedKey, "0", "0")[1]
         if not head then
             if not me then rcall("ZREM", spc.prefix .. "index:parked", thread) end
             return nil
@@ -133,7 +135,7 @@ local function spWakeHead(thread, me, sure)
             if rcall("HEXISTS", spc.meta, "paused") == 1 then return head end
             if rcall("ZREM", spc.delayed, head) == 1 then
                 spToBack(head)
-                rcall("HSET", spc.prefix .. head, "delay", 0)
+                rcall("HSET", spc.prefix .. head, "delay", "0")
                 rcall("XADD", spc.events, "*", "event", "waiting", "jobId", head, "prev", "delayed")
                 addBaseMarkerIfNeeded(spc.marker, false)
                 return head
@@ -150,7 +152,7 @@ end
 -- Remembers the place of a job in its thread; the first look decides.
 local function spKeepPlace(thread, jobId)
     local parkedKey = spc.prefix .. "parked:" .. thread
-    local last = rcall("ZREVRANGE", parkedKey, 0, 0, "WITHSCORES")
+    local last = rcall("ZREVRANGE", parkedKey, "0", "0", "WITHSCORES")
     rcall("ZADD", parkedKey, "NX", (tonumber(last[2]) or 0) + 1, jobId)
     if last[1] then return end
     rcall("PEXPIRE", parkedKey, spKeepMs)
@@ -160,7 +162,7 @@ end
 
 -- Takes a job out of the way of others (it was just put into active): delayed for BullMQ's eyes.
 local function spPark(thread, jobId)
-    rcall("LREM", spc.active, 1, jobId)
+    rcall("LREM", spc.active, "1", jobId)
     spKeepPlace(thread, jobId)
     local score, due = getDelayedScore(spc.delayed, spc.now, spc.horizon)
     rcall("ZADD", spc.delayed, score, jobId)
@@ -182,16 +184,17 @@ end
 -- Sends a job to the back of its line, once, and those of its thread that come up before it after it. (With a
 -- priority it keeps its place among the parked instead, for there the line is not one of coming first.)
 local function spTurnBack(thread, jobId, f, before)
-    rcall("LREM", spc.active, 1, jobId)
     if (tonumber(f[14]) or 0) == 0 then
-        local turn = math.max(tonumber(before[8]) or 0, tonumber(before[9]) or 0) + 1
+        local turn = string.format("%d", math.max(tonumber(before[8]) or 0, tonumber(before[9]) or 0) + 1)
         rcall("HSET", spc.prefix .. jobId, "sp:t", thread, "sp:b", turn)
         rcall("HSET", spc.prefix .. "thread:" .. thread, "back", turn)
+        rcall("LMOVE", spc.active, spc.wait, "LEFT", "LEFT") -- it came to active last
     else
+        rcall("LREM", spc.active, "1", jobId)
         rcall("HSET", spc.prefix .. jobId, "sp:t", thread)
         spKeepPlace(thread, jobId)
+        spToBack(jobId, f[14])
     end
-    spToBack(jobId, f[14])
 end
 
 -- The thread's record carries its last claim; its life is renewed once an hour.
@@ -219,7 +222,6 @@ local function spMayRun(jobId, f)
     if not thread or f[10] and not marked then return true end
 
     local leaseKey, threadKey = spc.prefix .. "lease:" .. thread, spc.prefix .. "thread:" .. thread
-    local holder = rcall("GET", leaseKey)
     local before = rcall("HMGET", threadKey, "replica", "sandbox", "creation", "actor", "claim", "cancel", "spare",
         "back", "through", "unsettled")
     local claimed = tonumber(before[5])
@@ -227,13 +229,16 @@ local function spMayRun(jobId, f)
     if before[6] and not marked and (tonumber(f[4]) or 0) <= tonumber(before[6]) and jobId ~= before[7] then
         return true, before, true
     end
-    local head = holder == jobId and jobId
+    -- Who holds the lease was started with it: of the many that were not, nobody asks.
+    local holder = f[6] and rcall("GET", leaseKey)
     -- (A prioritized job comes up when wait is empty: that one is parked then, and this one has a place behind it.)
-    if not head and not f[13] and (tonumber(f[14]) or 0) == 0
+    if holder ~= jobId and not f[13] and (tonumber(f[14]) or 0) == 0
         and (tonumber(before[8]) or 0) > (tonumber(before[9]) or 0) then
         spTurnBack(thread, jobId, f, before)
         return false
     end
+    holder = holder or rcall("GET", leaseKey)
+    local head = holder == jobId and jobId
     if not head then
         local held = holder and spHolds(leaseKey, holder)
         head = not held and spWakeHead(thread, jobId)

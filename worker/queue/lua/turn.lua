@@ -60,7 +60,7 @@ local activeIsLong = rcall("LLEN", spc.active) > 256
 -- Takes a job out of active. BullMQ searches from the old end; in a long list the job is more likely a new one.
 local function spLeaveActive(jobId)
     local isNew = activeIsLong and rcall("LPOS", spc.active, jobId, "MAXLEN", 512)
-    return rcall("LREM", spc.active, isNew and 1 or -1, jobId) > 0
+    return rcall("LREM", spc.active, isNew and "1" or "-1", jobId) > 0
 end
 
 -- What the end of the job needs to know, or nil when it is left to BullMQ's script.
@@ -93,7 +93,7 @@ for n, i in ipairs(first) do
             gone[#gone + 1] = jobKey .. ":failed"
         else
             rcall("ZADD", spc.prefix .. "completed", spc.now, jobId)
-            rcall("HSET", jobKey, "atm", (tonumber(f[5]) or 0) + 1, "returnvalue", ARGV[i + 3], "finishedOn", spc.now)
+            rcall("HSET", jobKey, "atm", string.format("%d", (tonumber(f[5]) or 0) + 1), "returnvalue", ARGV[i + 3], "finishedOn", spc.now)
             if f[6] or f[7] then rcall("HDEL", jobKey, "sp:run", "sp:seq") end
             trims[keep] = true
         end
