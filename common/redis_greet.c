@@ -62,13 +62,17 @@ static void greet_refused(struct redis *r, enum redis_step step, const char *err
         what = "the server is still loading its data";
     else if (begins(error, "MASTERDOWN"))
         what = "the server is a replica without its master";
+    else if (begins(error, "MISCONF"))
+        what = "the server cannot save to its disk and takes no writes";
     else if (step == REDIS_STEP_AUTH)
         what = "AUTH with the URL's user and password failed";
     else if (step == REDIS_STEP_SELECT)
         what = "the URL's database cannot be selected";
     else if (step == REDIS_STEP_MYID || step == REDIS_STEP_SLOTS)
         what = "the server is part of a cluster and does not say which node has the queue's slot";
-    redis_drop(r, false, "%s (%s)", what, error);
+    const char *more = strstr(error, ". "); /* its first sentence will do */
+    redis_drop(r, false, "%s (%.*s)", what, (int)(more ? more - error : (long)strlen(error)),
+               error);
 }
 
 static int greet_version(const redisReply *info)

@@ -5,6 +5,7 @@
     stages.py run STAGE [--user UID] COMMAND...         runs a command in a built stage (default: as the stage's USER)
     stages.py image STAGE [NAME=VALUE...]               starts the stage as an engine would: ENTRYPOINT, CMD, ENV, USER
     stages.py health STAGE                              its HEALTHCHECK, in the same way
+    stages.py size STAGE...                             prints what each adds to the base
 
 Knows what our files use: FROM, ARG, RUN, COPY, WORKDIR, ENV, USER, CMD, ENTRYPOINT, EXPOSE, STOPSIGNAL, HEALTHCHECK. Needs root.
 """
@@ -40,8 +41,21 @@ def base_tree():
     with open(os.path.join(WORK, "debootstrap.log"), "w") as log:
         if subprocess.call(["debootstrap", "--variant=minbase", SUITE, tree, MIRROR], stdout=log, stderr=log) != 0:
             fail(f"debootstrap failed, see {log.name}")
+    slim(tree)
     os.unlink(tree + ".part")
     return tree
+
+
+def slim(tree):
+    """What the slim image does for its size: no archives of packages are kept, no documents, no translations."""
+    with open(os.path.join(tree, "etc/apt/apt.conf.d/clean"), "w") as f:
+        f.write('DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb"; };\nDir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";\n'
+                'Acquire::Languages "none";\n')
+    with open(os.path.join(tree, "etc/dpkg/dpkg.cfg.d/slim"), "w") as f:
+        f.write("".join(f"path-exclude /usr/share/{name}/*\n" for name in ("doc", "info", "locale", "man")))
+        f.write("path-include /usr/share/doc/*/copyright\n")
+    shutil.rmtree(os.path.join(tree, "var/cache/apt"))
+    os.makedirs(os.path.join(tree, "var/cache/apt/archives/partial"))
 
 
 def parse(path):
@@ -279,14 +293,24 @@ def build(path, wanted, given):
     make(wanted)
 
 
+def megabytes(folders):
+    kib = subprocess.run(["du", "-sk", *folders], check=True, stdout=subprocess.PIPE).stdout.decode()
+    return round(sum(int(line.split()[0]) for line in kib.splitlines()) * 1024 / 1e6)
+
+
 def main():
     if len(sys.argv) < 3:
-        fail("build, run, image or health, and what")
+        fail("build, run, image, health or size, and what")
     if os.geteuid() != 0:
         fail("needs root: mounts and pivot_root")
     verb, rest = sys.argv[1], sys.argv[2:]
     if verb == "build":
         build(rest[0], rest[1], dict(pair.split("=", 1) for pair in rest[2:]))
+        return
+    if verb == "size":
+        for name in rest:
+            stage = Stage.load(name)
+            print(f"debian13: {name}: {megabytes([stage.upper(), *stage.layers[:-1]])} MB above the base")
         return
     stage = Stage.load(rest[0])
     if verb == "run":
@@ -300,7 +324,7 @@ def main():
         argv, env = command(stage, stage.config["health"], extra=dict(pair.split("=", 1) for pair in rest[1:]),
                             shared=os.environ.get("SHARED", ""))
     else:
-        fail(f"{verb}: build, run, image or health")
+        fail(f"{verb}: build, run, image, health or size")
     os.execvpe(argv[0], argv, env)
 
 

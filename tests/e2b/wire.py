@@ -78,6 +78,14 @@ class Gate:
             if self.rate:
                 self.owed += len(data) / self.rate
 
+    def writelines(self, parts):
+        self.write(b"".join(parts))
+
+    @property
+    def _paused(self):
+        """aiohttp 3.11 waits only where this says so."""
+        return self.real._paused or self.owed > 0
+
     async def _drain_helper(self):
         await self.real._drain_helper()
         if self.owed:

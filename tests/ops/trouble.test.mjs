@@ -69,6 +69,22 @@ test('a Redis that is loading: one line that names the setting, then jobs run', 
   assert.match(said[0].msg, /, REDIS_URL: the server is still loading its data \(LOADING/);
 });
 
+test('a Redis that cannot save to its disk: one line that names the setting, then jobs run', async (t) => {
+  const own = await startRedis({ args: ['--save', '3600 1'] });
+  const r = await makeRig(t, own, { replicas: 0, events: false });
+  const job = await r.add([say('ran')]);
+  rmSync(own.dir, { recursive: true }); // as good as full
+  await r.redis.bgsave().catch(() => {});
+  await becomes('it takes no writes', () => r.redis.set('x', 'y').then(() => false, (error) => /^MISCONF/.test(error.message)));
+  const worker = r.startWorker({ LOG_LEVEL: 'info' });
+  await becomes('it is said', () => troubles(worker).length > 0);
+  await r.redis.config('SET', 'stop-writes-on-bgsave-error', 'no');
+  await becomes('the job ran', async () => (await r.state(job)) === 'completed');
+  const said = troubles(worker);
+  assert.equal(said.length, 1, JSON.stringify(said));
+  assert.match(said[0].msg, /, REDIS_URL: the server cannot save to its disk and takes no writes \(MISCONF [^.]*\); trying again$/);
+});
+
 test('an E2B key that is refused: the job and the log name E2B_API_KEY; the next good key is used', async (t) => {
   const e2b = await startE2b();
   const r = await makeRig(t, redis, {

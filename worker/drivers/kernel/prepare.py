@@ -190,15 +190,25 @@ def _sandpiper_prepare():
                 if "code" in content:
                     content["code"] = split(content["code"])[1]
 
+    def stripped(value):
+        """value less a settings line: a text, or the arguments of a call (ipykernel 6.29 makes a dict and a tuple of them)."""
+        if isinstance(value, str):
+            return split(value)[1]
+        if type(value) is dict and len(value) <= 16:
+            for name in [name for name, item in value.items() if isinstance(item, str) and split(item)[0]]:
+                value[name] = split(value[name])[1]
+        elif type(value) is tuple and any([isinstance(item, str) and split(item)[0] for item in value]):
+            return tuple([split(item)[1] for item in value])
+        return value
+
     def forget_callers():
         """A kept traceback keeps the frames that called its code, and those have the request's text as locals."""
         frame = sys._getframe(2)
         while frame is not None:
             mine = frame.f_locals
-            marked = [name for name, value in mine.items() if isinstance(value, str) and split(value)[0]]
-            for name in marked:
-                mine[name] = split(mine[name])[1]
-            if marked and sys.version_info < (3, 13):  # there f_locals is a copy, to be written back
+            changed = {name: new for name, value in list(mine.items()) for new in [stripped(value)] if new is not value}
+            mine.update(changed)
+            if changed and sys.version_info < (3, 13):  # there f_locals is a copy, to be written back
                 import ctypes
 
                 ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
