@@ -3,6 +3,7 @@
 
 #include "common/http.h"
 #include "common/log.h"
+#include "common/machine.h"
 #include "common/mem.h"
 #include "common/reaper.h"
 #include "common/redis_settings.h"
@@ -408,9 +409,10 @@ static long long slots(const struct settings *s)
     if (!factory_is_local(s))
         return 100;
     /* A kernel takes about 80 MB before the user's data; half a GiB each is a careful guess. */
-    long long cores = sysconf(_SC_NPROCESSORS_ONLN), pages = sysconf(_SC_PHYS_PAGES);
-    long long by_memory = pages * (sysconf(_SC_PAGESIZE) / 1024) / (512 * 1024);
-    long long count = cores * 4 < by_memory ? cores * 4 : by_memory;
+    struct machine m;
+    machine_read("", &m);
+    long long by_memory = m.memory_kib / (512 * 1024);
+    long long count = m.cores * 4 < by_memory ? m.cores * 4 : by_memory;
     return count < 2 ? 2 : count;
 }
 

@@ -42,7 +42,7 @@ test('the systemd unit: verified, hardened, for the program that is installed', 
   writeFileSync(join(`${local}.d`, 'local.conf'), readFileSync(join(prefix, 'share/doc/sandpiper/systemd-local.conf')));
   assert.deepEqual(run('systemd-analyze', 'verify', '--man=no', local), { status: 0, out: '' });
   assert.ok(exposure(local) > exposure(unit));
-  for (const line of ['RestrictNamespaces=no', 'ProtectKernelTunables=no']) assert.match(readFileSync(join(`${local}.d`, 'local.conf'), 'utf8'), new RegExp(`^${line}$`, 'm'));
+  for (const line of ['RestrictNamespaces=no', 'ProtectKernelTunables=no', 'Delegate=yes', 'ProtectControlGroups=no']) assert.match(readFileSync(join(`${local}.d`, 'local.conf'), 'utf8'), new RegExp(`^${line}$`, 'm'));
 });
 
 test('the unit gives runs the time that the worker gives them, and starts it again for what may heal', () => {

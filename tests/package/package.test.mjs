@@ -68,6 +68,9 @@ test('docker/: each setting named there exists, and the images get the libraries
     }
   }
   assert.ok(seen > 15, `${seen} settings seen`);
+  // Compose copies such secrets into the container, which fails where it is read-only.
+  const compose = readFileSync(join(root, 'docker/compose.yml'), 'utf8');
+  assert.ok(!/^ +read_only: true/m.test(compose) || !/^secrets:\n(?:  .*\n)*.*\benvironment:/m.test(compose), 'a secret of the environment in a read-only service');
 });
 
 test('--health asks a running worker; /stats is the stats hash as JSON', async (t) => {
