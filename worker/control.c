@@ -19,6 +19,7 @@
     10000LL /* a job that was running nowhere we know: its claim may be on its way to us */
 #define REMEMBERED_MAX 10000
 #define TRIM_S         60.0
+#define READ_MAX       100 /* entries */
 #define PAUSE_S        0.5
 
 struct control {
@@ -26,8 +27,9 @@ struct control {
     struct control_host host;
     struct redis *redis;
     struct ev_timer pause, trim;
-    char last[48];      /* id of the last entry read */
-    json_t *remembered; /* job id -> until when (ms) */
+    char last[48]; /* id of the last entry read */
+    bool caught_up;
+    json_t *remembered; /* job id -> [until when (ms), the claim that is meant, 0: any] */
 };
 
 /* One job under way to being cancelled. */
@@ -38,60 +40,68 @@ struct cancelling {
 
 static void read_on(struct control *c);
 
-static void remember(struct control *c, const char *job_id, long long ms)
+static void remember(struct control *c, const char *job_id, long long ms, long long nth)
 {
     if (json_object_size(c->remembered) < REMEMBERED_MAX)
-        json_object_set_new(c->remembered, job_id, json_integer(text_now_ms() + ms));
+        json_object_set_new(c->remembered, job_id, json_pack("[I,I]", text_now_ms() + ms, nth));
     else
         log_warn("more than %d cancelled jobs are remembered; %.100s is not", REMEMBERED_MAX,
                  job_id);
 }
 
-bool control_was_cancelled(struct control *c, const char *job_id)
+static bool is_past(const json_t *one)
 {
-    json_t *until = json_object_get(c->remembered, job_id);
-    bool cancelled = until != NULL && json_integer_value(until) > text_now_ms();
-    if (until != NULL)
-        json_object_del(c->remembered, job_id);
+    return json_integer_value(json_array_get(one, 0)) <= text_now_ms();
+}
+
+bool control_was_cancelled(struct control *c, const char *job_id, long long nth)
+{
+    json_t *one = json_object_get(c->remembered, job_id);
+    if (one == NULL)
+        return false;
+    long long meant = json_integer_value(json_array_get(one, 1));
+    bool cancelled = !is_past(one) && (meant == 0 || meant == nth);
+    json_object_del(c->remembered, job_id);
     return cancelled;
 }
 
-static void on_taken(struct claimed_job *taken, bool unknown, void *data)
+static void on_taken(struct claimed_job *taken, enum cancel_found found, long long nth, void *data)
 {
     struct cancelling *one = data;
     struct control *c = one->control;
-    if (taken != NULL) {
-        json_object_del(c->remembered, one->job_id);
+    /* (Claimed, and by us: then the claim's answer came while we asked, or is on its way.) */
+    bool coming = found == CANCEL_CLAIMED && !c->host.stop_job(c->host.data, one->job_id);
+    json_object_del(c->remembered, one->job_id);
+    if (taken != NULL)
         c->host.fail_job(c->host.data, taken);
-    } else if (unknown) {
-        remember(c, one->job_id, KEEP_MS);
-    } else if (c->host.stop_job(c->host.data, one->job_id)) {
-        json_object_del(c->remembered, one->job_id); /* it came while we asked */
-    }
+    else if (found == CANCEL_UNKNOWN)
+        remember(c, one->job_id, KEEP_MS, 0);
+    else if (coming)
+        remember(c, one->job_id, RACE_MS, nth);
     free(one->job_id);
     free(one);
 }
 
-static void cancel_job(struct control *c, const char *job_id)
+static void cancel_job(struct control *c, const char *job_id, long long said)
 {
     if (c->host.stop_job(c->host.data, job_id))
         return;
-    remember(c, job_id, RACE_MS);
+    remember(c, job_id, RACE_MS, 0);
     struct cancelling *one = mem_alloc(sizeof *one);
     *one = (struct cancelling){c, mem_strdup(job_id)};
-    claim_cancelled(c->q, job_id, on_taken, one);
+    claim_cancelled(c->q, job_id, said, on_taken, one);
 }
 
 static void on_named(redisReply *reply, void *data)
 {
-    for (size_t i = 0; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++)
-        cancel_job(data, reply->element[i]->str);
+    for (size_t i = 1; reply->type == REDIS_REPLY_ARRAY && i < reply->elements; i++)
+        cancel_job(data, reply->element[i]->str, strtoll(reply->element[0]->str, NULL, 10));
 }
 
-static void cancel_thread(struct control *c, const char *thread, const char *before,
+static void cancel_thread(struct control *c, const char *thread, long long said, long long before,
                           const char *spare)
 {
-    c->host.stop_thread(c->host.data, thread, spare);
+    c->host.stop_thread(c->host.data, thread, before, spare);
     struct queue_call *call = queue_call_new(c->q, &script_cancelthread, 3);
     static const char *const kinds[] = {"thread", "parked", "lease"};
     for (size_t i = 0; i < 3; i++) {
@@ -99,9 +109,10 @@ static void cancel_thread(struct control *c, const char *thread, const char *bef
         queue_call_key(call, key);
         free(key);
     }
-    queue_call_int(call, text_now_ms());
-    queue_call_str(call, before);
+    queue_call_str(call, queue_prefix(c->q));
+    queue_call_int(call, before);
     queue_call_str(call, spare);
+    queue_call_int(call, said);
     queue_call_send(call, on_named, c);
 }
 
@@ -111,8 +122,7 @@ static void take_entry(struct control *c, const redisReply *entry)
         return;
     const char *id = entry->element[0]->str, *job = NULL, *thread = NULL, *spare = "";
     snprintf(c->last, sizeof c->last, "%s", id);
-    char before[32];
-    snprintf(before, sizeof before, "%lld", strtoll(id, NULL, 10));
+    long long said = strtoll(id, NULL, 10), before = said;
     const redisReply *fields = entry->element[1];
     for (size_t i = 0; fields->type == REDIS_REPLY_ARRAY && i + 1 < fields->elements; i += 2) {
         const char *name = fields->element[i]->str, *value = fields->element[i + 1]->str;
@@ -123,14 +133,27 @@ static void take_entry(struct control *c, const redisReply *entry)
         else if (strcmp(name, "spare") == 0)
             spare = value;
         else if (strcmp(name, "before") == 0)
-            snprintf(before, sizeof before, "%lld", strtoll(value, NULL, 10));
+            before = strtoll(value, NULL, 10);
     }
     if (job != NULL && job[0] != '\0')
-        cancel_job(c, job);
+        cancel_job(c, job, said);
     else if (thread != NULL && thread[0] != '\0')
-        cancel_thread(c, thread, before, spare);
+        cancel_thread(c, thread, said, before, spare);
     else
         log_warn("control entry %s says neither cancel nor cancel-thread", id);
+}
+
+bool control_has_caught_up(const struct control *c)
+{
+    return c->caught_up;
+}
+
+static void catch_up(struct control *c)
+{
+    if (c->caught_up)
+        return;
+    c->caught_up = true;
+    c->host.caught_up(c->host.data);
 }
 
 static void pause_then_read(struct control *c)
@@ -148,15 +171,20 @@ static void on_read(struct redis *r, redisReply *reply, void *data)
         return;
     if (reply->type == REDIS_REPLY_ERROR) {
         queue_say_refused(c->q, "to read stream:control", reply);
+        catch_up(c);
         pause_then_read(c);
         return;
     }
+    size_t count = 0;
     if (reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 &&
         reply->element[0]->elements > 1) {
         const redisReply *entries = reply->element[0]->element[1];
-        for (size_t i = 0; i < entries->elements; i++)
+        count = entries->elements;
+        for (size_t i = 0; i < count; i++)
             take_entry(c, entries->element[i]);
     }
+    if (count < READ_MAX)
+        catch_up(c);
     read_on(c);
 }
 
@@ -165,9 +193,10 @@ static void read_on(struct control *c)
     if (!redis_ready(c->redis))
         return;
     struct str key = queue_key(c->q, "stream:control", 14);
-    char block[16];
-    snprintf(block, sizeof block, "%d", BLOCK_MS);
-    const char *argv[] = {"XREAD", "COUNT", "100", "BLOCK", block, "STREAMS", key.data, c->last};
+    char count[16], block[16];
+    snprintf(count, sizeof count, "%d", READ_MAX);
+    snprintf(block, sizeof block, "%d", c->caught_up ? BLOCK_MS : 1);
+    const char *argv[] = {"XREAD", "COUNT", count, "BLOCK", block, "STREAMS", key.data, c->last};
     if (redis_command(c->redis, 8, argv, NULL, BLOCK_MS + MARGIN_MS, on_read, c) != 0)
         pause_then_read(c);
     str_fini(&key);
@@ -191,10 +220,9 @@ static void on_trim(struct ev_loop *loop, struct ev_timer *w, int revents)
     const char *argv[] = {"XTRIM", "stream:control", "MINID", "~", oldest};
     queue_command(c->q, 5, argv, NULL, NULL, NULL);
     const char *id;
-    json_t *until;
+    json_t *one;
     void *next;
-    json_object_foreach_safe(c->remembered, next, id,
-                             until) if (json_integer_value(until) <= text_now_ms())
+    json_object_foreach_safe(c->remembered, next, id, one) if (is_past(one))
         json_object_del(c->remembered, id);
 }
 

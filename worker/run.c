@@ -19,6 +19,11 @@ const char *run_job_id(const struct run *run)
     return run->claimed->id.data;
 }
 
+const struct claimed_job *run_claimed(const struct run *run)
+{
+    return run->claimed;
+}
+
 const char *run_thread(const struct run *run)
 {
     return run->claimed->thread.data;

@@ -29,15 +29,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PARK_HORIZON_MS                                                                            \
-    3600000 /* parked jobs are woken by their thread; this is the last resort  \
-                                 */
+#define PARK_HORIZON_MS 3600000 /* the last resort: parked jobs are woken by their thread */
 #define DELAYED_WAIT_MAX_MS                                                                        \
     10000 /* longest wait on the marker when a delayed job is due (as BullMQ) */
 #define LIMITED_WAIT_MAX_MS 30000 /* and while the queue is rate limited */
 #define REDIS_OLDEST        60200 /* XAUTOCLAIM, LMOVE and what BullMQ's scripts need */
 #define CLAIM_PAUSE_S       0.25  /* after a claim that failed */
 #define CLAIM_LIMIT_MS      10000 /* a claim is answered or lost by then (redis.c) */
+#define CATCH_UP_MS         2000  /* the first claim waits so long at most for older cancels */
 #define DRAIN_EXTRA_S       1.5   /* for the last words, once runs were stopped */
 
 struct worker {
@@ -67,6 +66,7 @@ struct worker {
     /* Monotonic ms: when the claim loop last turned, when the claim under way was sent, and by when
      * each of what it may wait for must have come. */
     long long turned, claimed_at, claim_due, marker_due, pause_due, ready_due;
+    long long catch_up_due;
     bool draining, stopping, ended_said;
     bool intake_left;
     struct ev_timer drain_timer;
@@ -150,7 +150,7 @@ static void take_job(struct worker *w, struct claimed_job *job)
     metrics_count(METRIC_JOBS_CLAIMED, 1, NULL, NULL);
     if (job->timestamp > 0 && job->claimed_at >= job->timestamp)
         metrics_observe_ms(METRIC_JOB_WAIT, (double)(job->claimed_at - job->timestamp));
-    if (control_was_cancelled(w->control, run_job_id(run)) || job->cancelled)
+    if (control_was_cancelled(w->control, run_job_id(run), job->attempts_started) || job->cancelled)
         run_stop(run, RUN_STOP_CANCELLED);
 }
 
@@ -202,6 +202,10 @@ static void pump(struct worker *w)
         w->claim_again = true;
         return;
     }
+    if (w->turned < w->catch_up_due && !control_has_caught_up(w->control)) {
+        pump_after(w, (double)(w->catch_up_due - w->turned) / 1000.0);
+        return;
+    }
     long long limited = w->limited_until - text_monotonic_ms();
     if (limited > 0) {
         pump_after(w, (double)limited / 1000.0);
@@ -240,7 +244,7 @@ static void on_run_ended(struct run *run, const struct claim_answer *answer, voi
     check_drained(w);
 }
 
-static void on_stalled_woke(void *data)
+static void pump_again(void *data)
 {
     pump(data);
 }
@@ -259,12 +263,14 @@ static bool stop_job(void *data, const char *job_id)
     return false;
 }
 
-static void stop_thread(void *data, const char *thread, const char *spare)
+static void stop_thread(void *data, const char *thread, long long before, const char *spare)
 {
     struct worker *w = data;
     for (struct run *run = w->runs; run != NULL; run = *run_link(run)) {
         const char *of = run_thread(run);
-        if (of != NULL && strcmp(of, thread) == 0 && strcmp(run_job_id(run), spare) != 0)
+        const struct claimed_job *job = run_claimed(run);
+        if (of != NULL && strcmp(of, thread) == 0 && strcmp(run_job_id(run), spare) != 0 &&
+            (job->timestamp <= before || job->claimed_at <= before))
             run_stop(run, RUN_STOP_CANCELLED);
     }
 }
@@ -302,6 +308,8 @@ static void on_redis_state(struct redis *r, bool ready, const char *reason, void
         return;
     }
     stalled_back(w->stalled);
+    if (!w->was_ready)
+        w->catch_up_due = text_monotonic_ms() + CATCH_UP_MS;
     w->was_ready = true;
     w->ready_due = text_monotonic_ms() + CLAIM_LIMIT_MS;
     locks_renew_now(w->locks, on_locks_renewed, w);
@@ -527,14 +535,15 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     w->turn = turn_new(w->queue);
     w->locks = locks_new(w->queue, settings_int(settings, SETTING_LOCK_RENEW_MS));
     w->stalled = stalled_new(w->queue, settings_int(settings, SETTING_STALLED_INTERVAL_MS),
-                             settings_int(settings, SETTING_MAX_STALLED_COUNT), on_stalled_woke, w);
+                             settings_int(settings, SETTING_MAX_STALLED_COUNT), pump_again, w);
     w->marker = marker_new(w->queue, &url);
     if (settings_bool(settings, SETTING_STREAM_INTAKE))
         w->intake = intake_new(w->queue, &url, settings_int(settings, SETTING_STREAM_BACKLOG_MAX),
                                on_intake_changed, w);
     w->intake_left = w->intake == NULL;
-    w->control = control_new(w->queue, &url,
-                             &(struct control_host){stop_job, stop_thread, fail_cancelled, w});
+    w->control =
+        control_new(w->queue, &url,
+                    &(struct control_host){stop_job, stop_thread, fail_cancelled, pump_again, w});
     w->stats = stats_new(w->queue, settings_int(settings, SETTING_STALLED_INTERVAL_MS));
     w->watch = server_watch_new(w->queue, w->marker,
                                 settings_int(settings, SETTING_REDIS_MEMORY_WATERMARK_PERCENT));

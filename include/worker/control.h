@@ -10,10 +10,13 @@ struct control;
 struct control_host {
     /* Stop the job if it runs here; true when it does. */
     bool (*stop_job)(void *data, const char *job_id);
-    /* Stop what runs here of the thread, but for the job `spare` ("" none). */
-    void (*stop_thread)(void *data, const char *thread, const char *spare);
+    /* Stop what runs here of the thread and was added or claimed until `before` (ms), but for the
+     * job `spare` ("" none). */
+    void (*stop_thread)(void *data, const char *thread, long long before, const char *spare);
     /* A waiting job was taken out of its line: fail it as cancelled. The job is the callee's. */
     void (*fail_job)(void *data, struct claimed_job *job);
+    /* control_has_caught_up has become true. */
+    void (*caught_up)(void *data);
     void *data;
 };
 
@@ -23,7 +26,12 @@ struct control *control_new(struct queue *q, const struct redis_url *url,
                             const struct control_host *host);
 void control_free(struct control *c); /* after the command connection was freed */
 
-/* A job was just claimed: was it cancelled before? (Forgets it: a retry by hand runs.) */
-bool control_was_cancelled(struct control *c, const char *job_id);
+/* What was said before this replica was there has been read (or cannot be), and what follows from it
+ * was sent: a claim that is sent now comes after it. Once true it stays true. */
+bool control_has_caught_up(const struct control *c);
+
+/* A job was just claimed, for the nth time: was it cancelled before? (Forgets it: a retry by hand
+ * runs.) */
+bool control_was_cancelled(struct control *c, const char *job_id, long long nth);
 
 #endif

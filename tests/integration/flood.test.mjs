@@ -1,6 +1,7 @@
 // Much output, many messages, readers that come and go, Redis away for a minute: replies under strain.
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
+import { connect } from 'node:net';
 import test from 'node:test';
 import { sleep, waitFor } from '../lib/process.mjs';
 import { startRedis } from '../lib/redis.mjs';
@@ -13,14 +14,18 @@ const info = async (r, section, field) => Number(new RegExp(`${field}[:=](\\d+)`
 const rssMiB = (pid) => Number(/VmHWM:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))[1]) / 1024;
 const scriptCalls = async (r) => (await info(r, 'commandstats', 'cmdstat_evalsha:calls')) + (await info(r, 'commandstats', 'cmdstat_eval:calls'));
 
-test('a job that prints 690 MB: its reply is capped, the worker stays small, others do not notice', async (t) => {
+test('a job that prints 690 MB to a reader that does not read: its reply is capped, the worker stays small, others do not notice', async (t) => {
   const own = await startRedis();
   const r = await makeRig(t, own, { env: { ...shortLocks, LOG_LEVEL: 'info' } });
   await r.run([say('warm')]);
   const [memory, rss] = [await info(r, 'memory', 'used_memory'), rssMiB(r.worker.pid)];
   const line = `${'y'.repeat(1021)}é\n`; // 1,024 bytes
   const steps = Array.from({ length: 200 }, () => [say(line, 3380), wait(2)]).flat();
-  const flood = await r.add([say('head\n'), ...steps, say('tail\n')], { threadId: 'flood' });
+  const deaf = connect(own.port, '127.0.0.1').on('error', () => {}).pause();
+  t.after(() => deaf.destroy());
+  deaf.write(`SUBSCRIBE ${r.P}reply:flood\r\n`);
+  await waitFor(async () => (await r.redis.pubsub('NUMSUB', `${r.P}reply:flood`))[1] === 1, { what: 'a subscriber', ...patient });
+  const flood = await r.add([say('head\n'), ...steps, say('tail\n')], { threadId: 'flood' }, { jobId: 'flood' });
   await waitFor(async () => (await r.replyNow(flood)).length > 1, { what: 'it prints', ...patient });
   for (let i = 0; i < 10; i++) {
     const begun = Date.now();

@@ -265,12 +265,18 @@ static void on_cancelled(redisReply *reply, void *data)
     struct cancelling *c = data;
     struct claim_answer answer;
     claim_parse(reply, &c->token, &answer);
-    c->cb(answer.job, reply->type == REDIS_REPLY_INTEGER && reply->integer == 1, c->data);
+    enum cancel_found found = CANCEL_TAKEN;
+    long long code = 0;
+    if (answer.job == NULL) { /* an error counts as: nobody knows */
+        code = reply->type == REDIS_REPLY_INTEGER ? reply->integer : 0;
+        found = code == 1 ? CANCEL_UNKNOWN : code == 2 ? CANCEL_OVER : CANCEL_CLAIMED;
+    }
+    c->cb(answer.job, found, -code, c->data);
     str_fini(&c->token);
     free(c);
 }
 
-void claim_cancelled(struct queue *q, const char *job_id, cancel_fn cb, void *data)
+void claim_cancelled(struct queue *q, const char *job_id, long long said, cancel_fn cb, void *data)
 {
     struct cancelling *c = mem_alloc(sizeof *c);
     *c = (struct cancelling){new_token(), cb, data};
@@ -284,5 +290,6 @@ void claim_cancelled(struct queue *q, const char *job_id, cancel_fn cb, void *da
     claim_pack_opts(q, &opts, &c->token, 0, 0);
     queue_call_bytes(call, opts.data, opts.len);
     buf_fini(&opts);
+    queue_call_int(call, said);
     queue_call_send(call, on_cancelled, c);
 }

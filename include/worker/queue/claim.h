@@ -70,9 +70,12 @@ typedef void (*claim_fn)(const struct claim_answer *answer, void *data);
 int claim_next(struct queue *q, claim_fn cb, void *data);
 
 /* Takes a waiting or parked job out of its line so that it can be failed as cancelled. taken: the
- * job, the callee's; or NULL, and `unknown` says whether there is no such job (else it runs, or has
- * ended). */
-typedef void (*cancel_fn)(struct claimed_job *taken, bool unknown, void *data);
-void claim_cancelled(struct queue *q, const char *job_id, cancel_fn cb, void *data);
+ * job, the callee's; or NULL, and `found` says why. CANCEL_CLAIMED: somebody has it, for the nth
+ * time. CANCEL_OVER: it has ended, waits for its children, or has failed by this cancel before.
+ * said: when it was cancelled (ms of Redis's clock). */
+enum cancel_found { CANCEL_TAKEN, CANCEL_CLAIMED, CANCEL_UNKNOWN, CANCEL_OVER };
+typedef void (*cancel_fn)(struct claimed_job *taken, enum cancel_found found, long long nth,
+                          void *data);
+void claim_cancelled(struct queue *q, const char *job_id, long long said, cancel_fn cb, void *data);
 
 #endif

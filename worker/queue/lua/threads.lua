@@ -14,7 +14,8 @@
 
   Job hash fields of ours: sp:t (the thread key, found once), sp:run (mark of a delivered run),
   sp:seq (last sequence number of the reply), sp:b (it was sent to the back of wait once: as the how manieth
-  of its thread), sp:c (it was cancelled, and is yet to fail).
+  of its thread), sp:c (it was cancelled, and is yet to fail), sp:h (cancels that were said until this time, in ms, are over
+  for it: it has failed by them, or was retried by hand since).
 ]]
 -- Includes
 --- @include "addBaseMarkerIfNeeded"
@@ -209,6 +210,18 @@ local function spKeepRecord(threadKey, claimed, turn)
     end
 end
 
+-- Was its thread cancelled after it was added? But a job that was started before and is without processedOn has been
+-- sent back by hand: whoever did that wants it to run, whatever was cancelled until then.
+local function spThreadCancelled(jobId, f, cancel, spare)
+    if not cancel or jobId == spare or (tonumber(f[4]) or 0) > tonumber(cancel) then return false end
+    local jobKey = spc.prefix .. jobId
+    local known = rcall("HMGET", jobKey, "processedOn", "sp:h")
+    if (tonumber(known[2]) or 0) >= tonumber(cancel) then return false end
+    if known[1] or (tonumber(f[6]) or 0) == 0 then return true end
+    rcall("HSET", jobKey, "sp:h", cancel)
+    return false
+end
+
 -- Decides about a job that was just put into active (f: what spRead gave; its thread is put into it). True: it may
 -- run (and holds its thread, if it has one); the second value is the thread's record as the claim found it, the third:
 -- it was cancelled. False: it was put elsewhere.
@@ -225,10 +238,8 @@ local function spMayRun(jobId, f)
     local before = rcall("HMGET", threadKey, "replica", "sandbox", "creation", "actor", "claim", "cancel", "spare",
         "back", "through", "unsettled")
     local claimed = tonumber(before[5])
-    -- Its thread was cancelled after it was added: only to be failed, too.
-    if before[6] and not marked and (tonumber(f[4]) or 0) <= tonumber(before[6]) and jobId ~= before[7] then
-        return true, before, true
-    end
+    -- Only to be failed, too.
+    if not marked and spThreadCancelled(jobId, f, before[6], before[7]) then return true, before, true end
     -- Who holds the lease was started with it: of the many that were not, nobody asks.
     local holder = f[6] and rcall("GET", leaseKey)
     -- (A prioritized job comes up when wait is empty: that one is parked then, and this one has a place behind it.)

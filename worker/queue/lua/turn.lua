@@ -67,7 +67,7 @@ end
 local function spCommon(n, jobKey, token)
     if held[n] ~= token then return nil end
     if not childless and rcall("EXISTS", kin[2 * n - 1], kin[2 * n]) > 0 then return nil end
-    local f = rcall("HMGET", jobKey, "timestamp", "parentKey", "parent", "deid", "atm", "sp:run", "sp:seq")
+    local f = rcall("HMGET", jobKey, "timestamp", "parentKey", "parent", "deid", "atm", "sp:run", "sp:seq", "sp:c")
     return f[1] and not f[2] and not f[3] and not f[4] and f or nil
 end
 
@@ -94,7 +94,7 @@ for n, i in ipairs(first) do
         else
             rcall("ZADD", spc.prefix .. "completed", spc.now, jobId)
             rcall("HSET", jobKey, "atm", string.format("%d", (tonumber(f[5]) or 0) + 1), "returnvalue", ARGV[i + 3], "finishedOn", spc.now)
-            if f[6] or f[7] then rcall("HDEL", jobKey, "sp:run", "sp:seq") end
+            if f[6] or f[7] or f[8] then rcall("HDEL", jobKey, "sp:run", "sp:seq", "sp:c") end
             trims[keep] = true
         end
         rcall("XADD", spc.events, "*", "event", "completed", "jobId", jobId, "returnvalue", ARGV[i + 3],
