@@ -9,7 +9,7 @@ const root = fileURLToPath(new URL('../..', import.meta.url));
 const firstSeed = Number(process.env.SEED || 1);
 const seeds = [firstSeed, firstSeed + 1, firstSeed + 2]; // until it is seen: what meets what is also up to the machine
 
-/** Each: what to take out of which script, and the invariants of which at least one must be seen broken. */
+/** Each: what to take out of which script, and the invariants of which at least one must be seen broken; `none`: what is then left nowhere. */
 const faults = {
   'the token check of the reply script': { file: 'reply.lua', out: [
     'if not lock and not spRevive(jobKey, KEYS[1], jobId, token, 5000) then return -2 end',
@@ -17,11 +17,11 @@ const faults = {
   seen: ['at most one done for each job, and it is the last message', 'what a job ended with is what happened'] },
   'the lease check of the claim': { file: 'threads.lua', out: ['local held = holder and spHolds(leaseKey, holder)'],
     put: 'local held = false', seen: ['no two jobs of a thread overlap'] },
-  'the mark of a started run': { file: 'reply.lua', out: ['rcall("HSET", jobKey, "sp:run", mark)'],
+  'the mark of a started run': { file: 'reply.lua', out: ['rcall("HSET", jobKey, "sp:run", mark)', ', "sp:run", mark'], none: '"sp:run", mark',
     seen: ['code runs at most once, unless it is idempotent'] },
 };
 
-function build(name, { file, out, put = '' }) {
+function build(name, { file, out, put = '', none }) {
   const dir = join(root, 'build/planted', name.replaceAll(' ', '-'));
   mkdirSync(dir, { recursive: true });
   cpSync(join(root, 'build/test'), join(dir, 'test'), { recursive: true, preserveTimestamps: true });
@@ -29,8 +29,9 @@ function build(name, { file, out, put = '' }) {
   let text = readFileSync(join(dir, 'lua', file), 'utf8');
   for (const part of out) {
     if (!text.includes(part)) throw new Error(`${file} has changed: it has no line "${part}" to take out`);
-    text = text.replace(part, () => put);
+    text = text.replaceAll(part, () => put);
   }
+  if (none && text.includes(none)) throw new Error(`${file} has changed: it still has ${none}`);
   writeFileSync(join(dir, 'lua', file), text);
   execFileSync('make', ['--no-print-directory', '-s', 'all', 'TEST_BUILD=1', `BUILD=${join(dir, 'test')}`, `LUA=${join(dir, 'lua')}`],
     { cwd: root, stdio: 'inherit' });
