@@ -191,7 +191,9 @@ static void redis_part(struct redis *r, const char *reason, long long delay_ms)
     redis_schedule_turn(r);
 }
 
-static void redis_fail(struct redis *r, bool at_once, bool permanent, const char *fmt, va_list args)
+__attribute__((format(printf, 4, 0))) static void redis_fail(struct redis *r, bool at_once,
+                                                             bool permanent, const char *fmt,
+                                                             va_list args)
 {
     char reason[256];
     vsnprintf(reason, sizeof(reason), fmt, args);

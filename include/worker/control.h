@@ -26,8 +26,8 @@ struct control *control_new(struct queue *q, const struct redis_url *url,
                             const struct control_host *host);
 void control_free(struct control *c); /* after the command connection was freed */
 
-/* What was said before this replica was there has been read (or cannot be), and what follows from it
- * was sent: a claim that is sent now comes after it. Once true it stays true. */
+/* What was said before this replica was there has been read (or cannot be), and what follows from
+ * it was sent: a claim that is sent now comes after it. Once true it stays true. */
 bool control_has_caught_up(const struct control *c);
 
 /* A job was just claimed, for the nth time: was it cancelled before? (Forgets it: a retry by hand

@@ -43,7 +43,7 @@ void run_abandon(struct run *run, const char *why);
 const char *run_job_id(const struct run *run);
 const char *run_thread(const struct run *run); /* T, or NULL */
 const struct claimed_job *run_claimed(const struct run *run);
-struct run **run_link(struct run *run);        /* the next in the worker's list */
-struct run **run_back(struct run *run);        /* and the one before */
+struct run **run_link(struct run *run); /* the next in the worker's list */
+struct run **run_back(struct run *run); /* and the one before */
 
 #endif
