@@ -46,16 +46,22 @@ async function foreign(w, n) {
   }
 }
 
-/** Script time of a job (µs) and the longest script calls (ms) with n of what `fill` makes: while they came, and then. */
+/**
+ * Script time of a job (µs) and the longest script calls (ms) with n of what `fill` makes: while they came, and then; and
+ * the script time of a stock Worker's job on a queue of its own, which has nothing to do with what is there.
+ */
 async function at(redis, fill, n) {
+  const stock = await launch('peer', redis, { concurrency: 32 });
   const w = await launch('ours', redis, { concurrency: fill === active ? n : 32, env });
   const longest = slowest(w.client);
   await longest.reset();
   await fill(w, n);
   const coming = await longest.read();
   await drain(w, 300, inThreads(1000, bare)); // warm
-  const [runs, windows] = [[], []];
+  await drain(stock, 300);
+  const [runs, windows, elsewhere] = [[], [], []];
   for (let i = 0; i < WINDOWS; i++) {
+    for (let k = 0; k < 2; k++) elsewhere.push(await drain(stock, quick ? 300 : 1000));
     // Each window sees a stalled pass, a renewal and jobs. The median of their maxima is not a moment when Redis had no core.
     await longest.reset();
     for (let k = 0; k < 2; k++) runs.push(await drain(w, quick ? 300 : 1000, inThreads(1000, bare)));
@@ -64,9 +70,10 @@ async function at(redis, fill, n) {
   }
   for (const one of w.processes) one.kill('SIGKILL'); // its runs never end
   await w.stop();
+  await stock.stop();
   await redis.client().flushall();
   return {
-    script: median(runs.map((run) => run.script)), coming,
+    script: median(runs.map((run) => run.script)), elsewhere: median(elsewhere.map((run) => run.script)), coming,
     workers: median(windows.map((one) => one.workers)), producers: median(windows.map((one) => one.producers)),
   };
 }
@@ -92,6 +99,7 @@ export async function growth(rows, redis) {
       const many = await at(redis, fill, n);
       const of = `${n.toLocaleString('en')} ${what}`;
       rows.add(`Redis time of a job with ${of}, beside 10`, 'µs', many.script, few.script, 'ratio <= 1.2');
+      rows.add(`Redis time of a stock Worker's job on another queue then, beside 10`, 'µs', many.elsewhere, few.elsewhere);
       rows.add(`longest script call with ${of}, beside BullMQ's add`, 'ms', many.workers, many.producers, 'ours <= 10');
       rows.add(`longest script call while they came, ${of}, beside BullMQ's add`, 'ms', many.coming.workers, many.coming.producers, 'ours <= 10');
     }

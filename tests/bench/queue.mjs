@@ -1,6 +1,6 @@
 // The queue's rows: throughput, Redis time, worker CPU, memory, start and pickup, each beside the stock Worker.
 import { performance } from 'node:perf_hooks';
-import { QueueEvents } from 'bullmq';
+import { Queue, QueueEvents } from 'bullmq';
 import { sleep, waitFor } from '../lib/process.mjs';
 import { cpu, median, quantile, quick, rss } from './measure.mjs';
 import { addJobs, bare, drain, inThreads, inTurns, launch, sizes, startKind } from './workers.mjs';
@@ -92,7 +92,7 @@ export async function memory(rows, redis) {
 
 /** From the start of a process to its first claim of a job that is there already. */
 async function startToClaim(kind, redis, name) {
-  const queue = new (await import('bullmq')).Queue(name, { connection: redis.connection });
+  const queue = new Queue(name, { connection: redis.connection });
   const events = new QueueEvents(name, { connection: redis.connection, lastEventId: '0-0' });
   await events.waitUntilReady();
   await addJobs(queue, 1, bare);
@@ -144,12 +144,29 @@ export async function pickup(rows, redis) {
     waiting.delete(channel);
     return ms;
   };
+  // What no worker can do without: from `add` to a client that waits on the marker.
+  const alone = { queue: new Queue('pickup-alone', { connection: redis.connection }), client: redis.client() };
+  const marker = 'bull:pickup-alone:marker';
+  const woken = async () => {
+    await alone.client.del(marker);
+    const popped = alone.client.bzpopmin(marker, 60).then(() => performance.now());
+    await sleep(10); // it waits
+    const begun = performance.now();
+    await alone.queue.add('execute', { code: '' }, { removeOnComplete: true });
+    return await popped - begun;
+  };
   for (const w of Object.values(both)) for (let i = 0; i < 20; i++) await sample(w);
-  const runs = await inTurns(quick ? 100 : 400, { ours: () => sample(both.ours), hand: () => sample(both.hand) });
+  const runs = await inTurns(quick ? 100 : 400, { ours: () => sample(both.ours), hand: () => sample(both.hand), alone: woken });
   for (const [name, q] of [['p50', 0.5], ['p99', 0.99]]) {
     rows.add(`pickup on an idle worker (add to started), ${name}`, 'ms', quantile(runs.ours, q), quantile(runs.hand, q), 'ratio <= 1/2');
   }
+  const share = median(runs.alone);
+  rows.add('pickup: add to the end of a wait on the marker, no worker, p50', 'ms', share);
+  rows.add('pickup p50 without that', 'ms', median(runs.ours) - share, median(runs.hand) - share);
   listener.disconnect();
+  alone.client.disconnect();
+  await alone.queue.obliterate({ force: true });
+  await alone.queue.close();
   await stopAll(...Object.values(both));
 }
 
