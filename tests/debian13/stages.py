@@ -314,7 +314,10 @@ def main():
         return
     stage = Stage.load(rest[0])
     if verb == "run":
-        user = rest.pop(2) if rest[1] == "--user" and rest.pop(1) else None
+        user = None
+        if rest[1:2] == ["--user"]:
+            user = rest[2]
+            del rest[1:3]
         argv, env = command(stage, rest[1:], user=user, shared=os.environ.get("SHARED", ""))
     elif verb == "image":
         words = [*(stage.config["entrypoint"] or []), *(stage.config["cmd"] or [])]

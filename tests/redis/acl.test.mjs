@@ -16,13 +16,17 @@ const redis = await startRedis();
 const admin = redis.client();
 const listed = /<!-- acl -->\n```\n(.*?)```/s.exec(readFileSync(fileURLToPath(new URL('../../README.md', import.meta.url)), 'utf8'))[1];
 
+/** Clients tell a newer server what they are; an older one does not know the word. README says so. */
+const [major, minor] = /redis_version:(\d+)\.(\d+)/.exec(await admin.info('server')).slice(1).map(Number);
+const newer = major > 7 || (major === 7 && minor >= 2) ? ['+client|setinfo'] : [];
+
 /** ACL SETUSER with the lines of README for this queue; the users' names get a suffix of the queue's. */
 async function makeRoles(r) {
   const roles = {};
   for (const line of listed.trim().split(/\nuser /)) {
     const [name, ...rules] = line.replace(/^user /, '').replaceAll('bull:code-interpreter:', r.P).replace('PASSWORD', 'pw').trim().split(/\s+/);
     const user = `${name}-${r.name}`;
-    await admin.call('ACL', 'SETUSER', user, 'reset', ...rules);
+    await admin.call('ACL', 'SETUSER', user, 'reset', ...rules, ...newer);
     roles[name] = { user, client: redis.client({ username: user, password: 'pw' }), connection: { ...redis.connection, username: user, password: 'pw' } };
   }
   return roles;
