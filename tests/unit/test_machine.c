@@ -1,4 +1,4 @@
-/* Tests of what a process may use of its machine: groups of both versions, nested, in containers. */
+/* Tests of what a process may use of its machine: groups of both versions, nested, contained. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
