@@ -121,6 +121,7 @@ void result_take_end(struct result *r, const struct driver_end *end)
     replace(&r->error_value, end->error_value);
     replace(&r->traceback, end->traceback);
     replace(&r->state_lost, end->state_lost);
+    r->reused = r->reused && !end->anew;
     r->exit_code = end->exit_code;
     if (end->message != NULL && end->message[0] != '\0') {
         replace(&r->error, end->message);

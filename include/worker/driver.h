@@ -94,8 +94,9 @@ struct driver_end { /* borrowed for the call, but for files (until driver_close)
     const char *message;    /* one sentence when not OK; NULL when error_name says it all */
     const char *error_name; /* exception class, or NULL */
     const char *error_value;
-    const char *traceback;           /* without ANSI escapes; may be "" */
-    const char *state_lost;          /* NULL, or why the session's state is gone after this run */
+    const char *traceback;  /* without ANSI escapes; may be "" */
+    const char *state_lost; /* NULL, or why the session's state is gone after this run */
+    bool anew; /* it was gone before the code began, so on_ready's `reused` no longer holds */
     const struct driver_file *files; /* what is in the output folder, sorted by path */
     size_t file_count;
     const json_t *warnings; /* array of strings (files skipped and why, ...), or NULL */

@@ -19,8 +19,19 @@ while read -r -u 3 n word; do
 done
 """
 NODE = r"""
-const fs = require("fs"), vm = require("vm");
+{ // its names are none of the cells'
+const fs = require("fs"), vm = require("vm"), { processTopLevelAwait } = require("internal/repl/await");
 globalThis.require = require;
+globalThis.__load = (name) => import(name);
+// Top-level await and imports, as the kernels of E2B's template take them; what is declared stays for later cells.
+const IMPORT = /^[ \t]*import[ \t]+(?:(\w+)[ \t]*,?[ \t]*)?(?:\*[ \t]+as[ \t]+(\w+)|(\{[^}]*\}))?[ \t]*from[ \t]+(["'][^"']+["'])/gm;
+const loaded = (_, one, all, some, from) => [
+    one && `const ${one} = (await __load(${from})).default`, all && `const ${all} = await __load(${from})`,
+    some && `const ${some.replace(/\s+as\s+/g, ": ")} = await __load(${from})`].filter(Boolean).join("; ");
+const script = (code) => {
+    const own = code.replace(IMPORT, loaded);
+    return (/\bawait\b/.test(own) && processTopLevelAwait(own)) || own;
+};
 let rest = Buffer.alloc(0);
 const next = async () => {
     for (;;) {
@@ -40,7 +51,7 @@ const next = async () => {
         const [code, word] = await next();
         let status = 0;
         try {
-            await vm.runInThisContext(code);
+            await vm.runInThisContext(script(code));
         } catch (error) {
             process.stderr.write(String(error && error.stack || error) + "\n");
             status = 1;
@@ -49,11 +60,12 @@ const next = async () => {
         fs.writeSync(4, status + "\n");
     }
 })();
+}
 """
 PROGRAMS = {
     "bash": ["/bin/bash", "-c", BASH],
-    "javascript": ["/usr/bin/node", "-e", NODE],
-    "typescript": ["/usr/bin/node", "-e", NODE],  # without types, which is all that the tests need
+    "javascript": ["/usr/bin/node", "--expose-internals", "-e", NODE],
+    "typescript": ["/usr/bin/node", "--expose-internals", "-e", NODE],  # without types, which is all that the tests need
 }
 
 

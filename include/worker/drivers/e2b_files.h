@@ -7,6 +7,7 @@
 enum e2b_file_result {
     FILE_OK,
     FILE_GONE,      /* the sandbox is gone */
+    FILE_DENIED,    /* it refuses its token */
     FILE_REFUSED,   /* this file cannot be put there; worth no other attempt */
     FILE_TRANSIENT, /* no definitive answer within the bounds */
 };

@@ -66,6 +66,7 @@ struct e2b_run {
     bool reused, resumed, delivered, interrupted, begun; /* begun: a byte of the stream came */
     bool uncertain;                                      /* after delivery nobody saw the end */
     const char *state_lost;                              /* for on_ready, or after it for on_end */
+    bool denied;                                         /* it has refused its token once */
     int tries, renewals; /* sends of the code that came to nothing; sandboxes looked for again */
     int refusals;        /* by kernels without our hooks */
     bool awaits_hooks;   /* refused: goes out again when run->prepare is done */
@@ -97,6 +98,8 @@ void e2b_run_later(struct e2b_run *run, long long ms, void (*step)(struct e2b_ru
 void e2b_run_resolve(struct e2b_run *run);
 /* The sandbox is no more, before the code was started in it: looks for another one. */
 void e2b_run_renew(struct e2b_run *run, const char *why);
+/* It refuses its token: connecting brings the one of now, once; the second time ends the run. */
+void e2b_run_denied(struct e2b_run *run, const char *why);
 /* Before the code was started: ends the run. */
 void e2b_run_fail(struct e2b_run *run, enum driver_end_kind kind, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -1,7 +1,7 @@
 // Cases from the field that no other file here covers, by their number.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { e2b, makeBox, deployment, ok, rig, scriptLine, waitFor } from './lib.mjs';
+import { api, e2b, makeBox, deployment, ok, ops, redis, rig, scriptLine, waitFor } from './lib.mjs';
 
 const names = (result) => result.files.map((f) => f.filename).sort();
 const content = (result, name) => Buffer.from(result.files.find((f) => f.filename === name).content, 'base64').toString();
@@ -13,6 +13,19 @@ test('case 3: lone surrogates in output and in exception texts', async (t) => {
   assert.deepEqual([result.state, result.reason, result.errorDetail.name], ['error', 'code_error', 'ValueError']);
   assert.match(result.stdout, /^bad-.+-name\n$/u);
   assert.equal(ok(await r.py('print("next")')).stdout, 'next\n');
+});
+
+test('case 4: no locale of the worker changes a character, in output or in names of files', async (t) => {
+  const r = await rig(t, { env: { LANG: 'C', LC_ALL: 'POSIX', PYTHONCOERCECLOCALE: '0', PYTHONUTF8: '0' } });
+  const text = 'naïve → 東京';
+  const files = [{ filename: 'ï/東.txt', content: Buffer.from(text).toString('base64') }];
+  const result = ok(await r.py(`print("${text}"); open("output/é.txt", "w").write(open("ï/東.txt").read() + "é")`, { files, ...inline }));
+  assert.deepEqual([result.stdout, names(result), content(result, 'é.txt')], [`${text}\n`, ['é.txt'], `${text}é`]);
+  const shell = ok(await r.py(`echo "${text}"; echo é > output/ü.txt; ls output`, { language: 'bash', ...inline }));
+  assert.deepEqual([shell.stdout, names(shell), content(shell, 'ü.txt')], [`${text}\nü.txt\n`, ['ü.txt'], 'é\n']);
+  const script = `console.log("${text}"); require("fs").writeFileSync("output/ö.txt", "é"); console.log(require("fs").readdirSync("output").join())`;
+  const js = ok(await r.py(script, { language: 'javascript', ...inline }));
+  assert.deepEqual([js.stdout, names(js), content(js, 'ö.txt')], [`${text}\nö.txt\n`, ['ö.txt'], 'é']);
 });
 
 test('case 5: NaN and infinity in tables and JSON', async (t) => {
@@ -58,6 +71,21 @@ h = display("step 0", display_id=True)
 for i in range(1, 4): h.update(f"step {i}")
 clear_output(wait=True); display("final")`));
   assert.match(result.results.at(-1).data['text/plain'], /final/);
+});
+
+test('case 18: an image printed as text is cut in the result, and streamed in small messages', async (t) => {
+  const r = await rig(t, { env: { REPLY_MAX_BYTES: '102400' } });
+  const printed = `data:image/png;base64,${'iVBOR'.repeat(40_000)}\n`;
+  const job = await r.add('print("data:image/png;base64," + "iVBOR"*40000)', { threadId: 'main' });
+  const result = ok(await r.result(job));
+  assert.ok(JSON.stringify(result).length <= 65_536, 'the result');
+  assert.ok(printed.startsWith(result.stdout.slice(0, 1000)) && printed.endsWith(result.stdout.slice(-1000)));
+  const messages = (await r.reply(job)).filter((m) => m.type === 'stdout');
+  assert.ok(messages.every((m) => m.text.length <= 65_536), 'each message');
+  const streamed = messages.map((m) => m.text).join('');
+  assert.ok(streamed.length > 16_384 && streamed.length <= 102_400 && printed.startsWith(streamed), 'up to the cap');
+  assert.ok(result.truncated.stdout > 100_000, JSON.stringify(result.truncated));
+  assert.deepEqual([result.results, result.files], [[], []]);
 });
 
 test('case 19: nobody answers a question in bash', async (t) => {
@@ -115,6 +143,32 @@ test('case 31: a process left in the background holds nothing up', async (t) => 
   assert.equal(ok(await r.py('p.kill(); print(p.wait() < 0)')).stdout, 'True\n');
 });
 
+test('case 34: output comes while the code runs, unflushed as it is, and a time limit loses none of it', async (t) => {
+  const r = await rig(t);
+  ok(await r.py('1'));
+  const code = 'import time\nfor i in range(1000):\n    print("tick", i)\n    open("ticks", "w").write(str(i))\n    time.sleep(1)';
+  const job = await r.add(code, { threadId: 'main', timeoutMs: 3500 });
+  await waitFor(async () => (await r.replyNow(job)).some((m) => m.type === 'stdout'), { what: 'the first tick' });
+  assert.equal(await r.state(job), 'active', 'the code goes on');
+  const result = await r.result(job);
+  assert.deepEqual([result.reason, result.exitCode, result.stderr], ['timeout', 124, '']);
+  const count = result.stdout.split('\n').length - 1;
+  assert.equal(result.stdout, Array.from({ length: count }, (_, i) => `tick ${i}\n`).join(''));
+  const last = Number(ok(await r.py('print(open("ticks").read())')).stdout); // as the code itself counted; the last one may have been too late
+  assert.ok(count >= last && count >= 1, `${count} ticks came, ${last + 1} were printed`);
+});
+
+test('case 37: JavaScript takes top-level await and imports', async (t) => {
+  const r = await rig(t);
+  const run = async (code) => ok(await r.py(code, { language: 'javascript', env: { V: 'v' } })).stdout;
+  assert.equal(await run('const r = await Promise.resolve(3); console.log(r)'), '3\n');
+  assert.equal(await run('console.log(r + 1, process.env.V)'), '4 v\n');
+  assert.equal(await run('import fs from "node:fs"; console.log(typeof fs)'), 'object\n');
+  assert.equal(await run('import { readFileSync as read } from "node:fs"\nimport * as os from "node:os"\nconsole.log(typeof read, typeof os.cpus)'), 'function function\n');
+  const failed = await r.py('await Promise.reject(new Error("no"))', { language: 'javascript' });
+  assert.deepEqual([failed.reason, failed.exitCode], ['code_error', 1]);
+});
+
 test('case 37: top-level await works, asyncio.run says what is wrong', async (t) => {
   const r = await rig(t);
   const m = 'import asyncio\nasync def m(): return 5\n';
@@ -148,6 +202,17 @@ test('case 59: MIME types go by the name, in any case of letters, with a safe on
   const wanted = { '.hidden': 'application/octet-stream', 'A.PNG': 'image/png', data: 'application/octet-stream', 'logo.svg': 'image/svg+xml', 'page.html': 'text/html', 'png-inside.html': 'text/html', 'x.tar.gz': 'application/gzip' };
   const result = ok(await r.py(`for name in ${JSON.stringify(Object.keys(wanted))}: open("output/" + name, "wb").write(b"\\x89PNG\\r\\n\\x1a\\n<script>1</script>")`));
   assert.deepEqual(Object.fromEntries(result.files.map((f) => [f.filename, f.mimeType])), wanted);
+});
+
+test('case 62: paths of the sandbox in the code are data like any other', async (t) => {
+  const r = await rig(t);
+  const code = `print("https://x.test/home/user/profile"); open("/home/user/output/a.txt","w").write("see /home/user/readme"); print(len("/home/user"))
+def f(): return 1/0
+f()`;
+  const result = await r.py(code, inline);
+  assert.equal(result.stdout, 'https://x.test/home/user/profile\n10\n');
+  assert.equal(content(result, 'a.txt'), 'see /home/user/readme');
+  assert.match(result.errorDetail.traceback, /line 2.*1\/0/s);
 });
 
 test('case 63: a connect refused for its body, and a sandbox that is gone when the code comes', async (t) => {
@@ -191,6 +256,41 @@ test('case 77: an old sandbox in use is not swept', async (t) => {
   assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
 });
 
+/** Another replica takes over: it holds no handle. */
+async function moveOn(r) {
+  await r.quiet();
+  await r.workers.shift().done();
+  r.startWorker();
+}
+
+test('case 83: each connect names the time to live; at its end the sandbox pauses, and a kill instead is told', async (t) => {
+  const r = await rig(t, { env: { CODE_INTERPRETER_IDLE_TIMEOUT_MS: '60000', CODE_INTERPRETER_TIMEOUT_MS: '40000' } });
+  ok(await r.py('x = 1'));
+  const id = (await r.record()).sandbox;
+  await moveOn(r);
+  await e2b.patch(id, { ttl: 20 });
+  assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
+  await r.quiet();
+  const sent = (...op) => e2b.journal((e) => op.includes(e.op)).then((all) => all.map((e) => [e.op, e.body.timeout]));
+  assert.deepEqual(await sent('create', 'connect'), [['create', 70], ['connect', 70]]); // the time limit and what comes after it
+  const box = await e2b.sandbox(id);
+  assert.deepEqual([box.autoPause, box.autoResume], [true, true], 'as it was made');
+  assert.ok((await sent('timeout')).every(([, s]) => s === 60 || s === 70), 'the idle window, or a run');
+  await e2b.act(id, 'expire');
+  await e2b.waitState(id, 'paused');
+  await e2b.patch(id, { autoResume: false }); // so that it has to be connected
+  assert.equal(ok(await r.py('print(x)')).stdout, '1\n');
+  await r.quiet();
+  assert.deepEqual((await sent('connect')).at(-1), ['connect', 70]);
+  const { ttl } = await e2b.sandbox(id);
+  assert.ok(ttl > 0 && ttl <= 70, `${ttl} s`);
+  await e2b.patch(id, { autoPause: false });
+  await e2b.act(id, 'expire');
+  await waitFor(async () => !(await e2b.sandboxes()).some((s) => s.id === id), { what: 'it is killed' });
+  const result = ok(await r.py('print(globals().get("x"))'));
+  assert.deepEqual([result.stdout, result.sandbox.reused, result.sandbox.stateLost], ['None\n', false, 'sandbox_gone']);
+});
+
 test('case 85: a server started by an earlier run holds its port across a pause, and the worker is unharmed', async (t) => {
   const r = await rig(t);
   const serve = `import subprocess, sys, socket, time
@@ -212,6 +312,98 @@ print(server.poll())`;
   ok(await r.py('s.close(); server.kill(); server.wait()')); // what the thread has to do about it
   ok(await r.py(bind));
   assert.equal((await r.record()).sandbox, sandbox);
+});
+
+/** All tokens that a sandbox has now. */
+const tokensOf = async (id) => {
+  const { envdAccessToken, trafficAccessToken } = await e2b.sandbox(id);
+  assert.match(`${envdAccessToken}${trafficAccessToken}`, /^[0-9a-f]{128}$/);
+  return [envdAccessToken, trafficAccessToken];
+};
+const dataPlane = (entry) => entry.plane === 'interpreter' || entry.plane === 'envd';
+
+test('case 86: tokens that a resume has changed go to the interpreter and to envd, and into no log', async (t) => {
+  const r = await rig(t, { settings: { rotate_tokens: true } });
+  ok(await r.py('x = 5'));
+  await r.quiet();
+  const { sandbox } = await r.record();
+  const old = await tokensOf(sandbox);
+  await api('POST', `/sandboxes/${sandbox}/connect`, { timeout: 300 });
+  await e2b.forget();
+  const files = [{ filename: 'in.txt', content: 'aW4=' }];
+  const result = ok(await r.py('print(x, open("in.txt").read()); open("output/o", "w").write("o")', { files, ...inline }));
+  assert.deepEqual([result.stdout, content(result, 'o'), result.sandbox.stateLost], ['5 in\n', 'o', null]);
+  assert.equal(ok(await r.py('echo hi > output/h; echo $V', { language: 'bash', env: { V: 'v' } })).stdout, 'v\n');
+  const now = await tokensOf(sandbox);
+  const journal = await e2b.journal();
+  assert.equal(ops(journal).filter((op) => op === 'connect').length, 1);
+  const told = journal.filter((e) => dataPlane(e) && e.status < 400);
+  assert.deepEqual(new Set(told.map((e) => e.plane)), new Set(['interpreter', 'envd']));
+  for (const { op, plane, headers } of told) { // envd's port is not closed by the traffic's token
+    assert.equal(headers['x-access-token'], now[0], op);
+    if (plane === 'interpreter') assert.equal(headers['e2b-traffic-access-token'], now[1], op);
+  }
+  for (const worker of r.workers) for (const token of [...old, ...now]) assert.ok(!worker.lines.some((line) => line.includes(token)), 'in the log');
+});
+
+test('case 86: a connect without tokens is mended by another one', async (t) => {
+  const r = await rig(t);
+  ok(await r.py('x = 5'));
+  await moveOn(r);
+  const { sandbox } = await r.record();
+  await e2b.fault({ match: { op: 'connect' }, status: 200, body: { sandboxID: sandbox, templateID: 't', clientID: 'c', envdVersion: '1' } });
+  assert.equal(ok(await r.py('print(x)')).stdout, '5\n');
+  assert.equal((await e2b.journal({ op: 'connect' })).length, 2);
+});
+
+for (const [name, op, data] of [['the interpreter', 'execute', {}], ['envd', 'files.write', { files: [{ filename: 'in.txt', content: 'aW4=' }] }],
+  ['its contexts', 'contexts.list', { language: 'bash' }], ['envd for another language', 'fs.Remove', { language: 'bash' }]]) {
+  test(`case 86: refused by ${name} with the newest tokens: one reconnect, then an error that says so`, async (t) => {
+    const r = await rig(t);
+    ok(await r.py('x = 5'));
+    await r.quiet();
+    const { sandbox } = await r.record();
+    await e2b.fault({ match: { op }, status: 401, body: { code: 401, message: `unauthorized: ${(await tokensOf(sandbox)).join()}` }, times: 0 });
+    await e2b.forget();
+    const job = await r.add('1', { threadId: 'main', ...data });
+    const reply = await r.reply(job);
+    const { error } = reply.at(-1);
+    assert.match(typeof error === 'string' ? error : JSON.stringify(error), /refuses the access token/);
+    assert.equal(reply.filter((m) => m.type === 'done').length, 1);
+    await r.quiet();
+    const journal = await e2b.journal();
+    assert.equal(journal.filter((e) => e.op === 'connect').length, 1);
+    assert.equal(journal.filter((e) => e.op === 'kill' || e.op === 'create').length, 0);
+    assert.equal(journal.filter((e) => e.op === op).length, 2);
+    await e2b.clearFaults();
+    assert.equal(ok(await r.py('print(x)')).stdout, '5\n');
+    const all = r.workers.flatMap((w) => w.lines).join('\n') + JSON.stringify([reply, await r.hash(job)]);
+    for (const token of await tokensOf(sandbox)) assert.ok(!all.includes(token), 'told');
+  });
+}
+
+test('case 138: nothing of the worker\'s environment gets into a sandbox, and its key only to the control plane', async (t) => {
+  const planted = { AWS_SECRET_ACCESS_KEY: 'pl4nt3d-aws', PGPASSWORD: 'pl4nt3d-pg', SOME_TOKEN: 'pl4nt3d-token' };
+  const r = await rig(t, { env: planted });
+  const look = `import os, glob
+print(dict(os.environ))
+for name in ["/proc/self/environ", f"/proc/{os.getppid()}/environ"]:
+    try: print(open(name, errors="replace").read())
+    except OSError as e: print(e)
+print([os.readlink(fd) for fd in glob.glob("/proc/self/fd/*") if os.path.lexists(fd)])
+open("output/env", "w").write(repr(dict(os.environ)))`;
+  for (const data of [{ threadId: 'main' }, {}]) {
+    const result = ok(await r.result(await r.add(look, { ...data, ...inline })));
+    const seen = result.stdout + content(result, 'env');
+    for (const secret of [...Object.values(planted), ...Object.keys(planted), e2b.env.E2B_API_KEY, redis.url, 'REDIS_URL', 'E2B_API_KEY', 'CODE_INTERPRETER'])
+      assert.ok(!seen.includes(secret), `${secret} is seen`);
+  }
+  ok(await r.py('env', { language: 'bash' }));
+  await r.quiet();
+  for (const entry of await e2b.journal()) {
+    assert.equal('x-api-key' in entry.headers, entry.plane === 'control', entry.op);
+    assert.ok(!JSON.stringify(entry).includes('pl4nt3d'), entry.op);
+  }
 });
 
 test('case 133: a NUL in a value is refused by name', async (t) => {

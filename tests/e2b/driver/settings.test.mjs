@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { apiKey, otherKey } from '../../lib/e2b.mjs';
 import { tempDir } from '../../lib/process.mjs';
-import { deployment, e2b, makeBox, ok, rig, waitFor } from './lib.mjs';
+import { deployment, e2b, makeBox, ok, ops, rig, waitFor } from './lib.mjs';
 
 /** Code that goes on until `r.freed`, and its job once it runs. */
 const going = `import os, time
@@ -105,12 +105,28 @@ test('a malformed change in mid-run fails the next jobs by its name until it is 
   const r = await rig(t);
   const job = await start(r);
   const box = await boxOf((await r.record()).sandbox);
-  for (const [name, value] of [['CODE_INTERPRETER_TYPE', 'E3B'], ['CODE_INTERPRETER_TIMEOUT_MS', 'soon'], ['E2B_STALL_TIMEOUT_MS', '-1']]) {
+  ok(await r.py('y = 1', { threadId: 'next' }));
+  const others = () => e2b.journal((e) => e.sandbox !== box.sandboxID); // than what the running job asks for
+  for (const [name, value, reason] of [
+    ['CODE_INTERPRETER_TYPE', 'E3B', 'Invalid code interpreter driver type (E3B), check your .env file'],
+    ['CODE_INTERPRETER_TIMEOUT_MS', 'soon', 'The runtime settings are wrong: CODE_INTERPRETER_TIMEOUT_MS: "soon" is not an integer'],
+    ['E2B_STALL_TIMEOUT_MS', '-1', 'The runtime settings are wrong: E2B_STALL_TIMEOUT_MS: -1 is not within 200 to 3600000'],
+    ['E2B_API_KEY', 'a key', 'E2B_API_KEY has white space in it'],
+  ]) {
+    await waitFor(async () => (await others()).every((e) => e.ms !== null), { what: 'requests have ended' });
+    await e2b.forget();
     await change(r, name, value);
-    assert.match(await r.failure(await r.add('1', { threadId: 'next' })), new RegExp(name === 'CODE_INTERPRETER_TYPE' ? value : name));
+    const job = await r.add('1', { threadId: 'next' }, { attempts: 1 });
+    assert.equal(await r.failure(job), reason);
+    assert.equal((await r.reply(job)).at(-1).reason, 'driver_error'); // once, and with its `done`
+    assert.deepEqual(ops(await others()), [], 'nothing was asked of E2B with it');
+    assert.equal(await r.redis.hget(`${r.P}settings:runtime`, name), value, 'what was written is not touched');
     await r.redis.hdel(`${r.P}settings:runtime`, name);
-    ok(await r.py('1', { threadId: 'next' }));
+    assert.equal(ok(await r.py('print(y)', { threadId: 'next' })).stdout, '1\n');
+    assert.deepEqual(ops(await others()), ['execute'], 'as warm as before');
   }
+  await change(r, 'NO_SUCH_SETTING', '1'); // of a newer replica, perhaps
+  assert.equal(ok(await r.py('print(y)', { threadId: 'next' })).stdout, '1\n');
   await ended(r, job, box);
   assert.equal(ok(await r.py('print(x)')).stdout, '7\n');
 });

@@ -209,8 +209,10 @@ static void on_done(void *data, const struct e2b_exec_end *end)
         lost(run, end->message);
         break;
     case EXEC_GONE:
-    case EXEC_DENIED:
         e2b_run_renew(run, end->message);
+        break;
+    case EXEC_DENIED:
+        e2b_run_denied(run, end->message);
         break;
     case EXEC_FULL:
         wait_for_capacity(run);
@@ -327,8 +329,10 @@ static void on_env_set(void *data, const struct e2b_exec_end *end)
     run->exec = NULL;
     if (end->result == EXEC_COMPLETE && !run->uncertain)
         send_code(run);
-    else if (end->result == EXEC_GONE || end->result == EXEC_DENIED || end->status == 404)
+    else if (end->result == EXEC_GONE || end->status == 404)
         e2b_run_renew(run, end->message);
+    else if (end->result == EXEC_DENIED)
+        e2b_run_denied(run, end->message);
     else
         e2b_run_fail(run, DRIVER_END_NO_SANDBOX, "The run's env could not be set: %s.",
                      end->message[0] != '\0' ? end->message : "the interpreter raised an error");

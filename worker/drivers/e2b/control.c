@@ -154,6 +154,8 @@ static char *message_of(const struct http_answer *a, const json_t *body)
     char *text;
     if (a->result != HTTP_DONE)
         text = mem_printf("%s", a->error);
+    else if (a->status >= 200 && a->status < 300)
+        text = mem_printf("HTTP %d, but it is not an answer of E2B", a->status);
     else if (said != NULL)
         text = mem_printf("HTTP %d: %.300s", a->status, said);
     else
@@ -194,28 +196,6 @@ static bool learn_ttl_max(struct e2b_call *call, const struct http_answer *a, co
     return true;
 }
 
-static void on_answer(void *data, const struct http_answer *a)
-{
-    struct e2b_call *call = data;
-    char err[120];
-    call->request = NULL;
-    json_t *body =
-        a->body_len > 0 ? jsonx_parse_tolerant(a->body, a->body_len, err, sizeof err) : NULL;
-    char *message = message_of(a, body);
-    enum e2b_verdict verdict = judge(a, message);
-    if (verdict == E2B_REFUSED && learn_ttl_max(call, a, message)) {
-        retry_later(call, 0);
-    } else if (may_repeat(call, verdict, a)) {
-        log_debug("E2B: %s %.80s is tried again: %s", call->o.method, call->path, message);
-        retry_later(call, a->retry_after_ms);
-    } else {
-        report(call, &(struct e2b_answer){verdict, a->status, body, a->header, message,
-                                          text_monotonic_ms() - call->sent_ms});
-    }
-    free(message);
-    json_decref(body);
-}
-
 /* The call as the metrics name it. */
 static const char *kind_of(const struct e2b_call *call)
 {
@@ -229,6 +209,42 @@ static const char *kind_of(const struct e2b_call *call)
            : strcmp(last, "/pause") == 0         ? "pause"
            : strcmp(last, "/timeout") == 0       ? "timeout"
                                                  : "other";
+}
+
+/* A proxy or a portal on the way may answer 200 with a page of its own, or with nothing: that says
+ * nothing about a sandbox. */
+static bool is_answer(const struct e2b_call *call, const struct http_answer *a, const json_t *body)
+{
+    const char *kind = kind_of(call);
+    if (strcmp(kind, "list") == 0)
+        return json_is_array(body);
+    if (strcmp(kind, "get") == 0 || strcmp(kind, "create") == 0 || strcmp(kind, "connect") == 0)
+        return e2b_is_plain(jsonx_get_str(body, "sandboxID", ""));
+    return a->body_len == 0 || body != NULL;
+}
+
+static void on_answer(void *data, const struct http_answer *a)
+{
+    struct e2b_call *call = data;
+    char err[120];
+    call->request = NULL;
+    json_t *body =
+        a->body_len > 0 ? jsonx_parse_tolerant(a->body, a->body_len, err, sizeof err) : NULL;
+    char *message = message_of(a, body);
+    enum e2b_verdict verdict = judge(a, message);
+    if (verdict == E2B_OK && !is_answer(call, a, body))
+        verdict = E2B_TRANSIENT;
+    if (verdict == E2B_REFUSED && learn_ttl_max(call, a, message)) {
+        retry_later(call, 0);
+    } else if (may_repeat(call, verdict, a)) {
+        log_debug("E2B: %s %.80s is tried again: %s", call->o.method, call->path, message);
+        retry_later(call, a->retry_after_ms);
+    } else {
+        report(call, &(struct e2b_answer){verdict, a->status, body, a->header, message,
+                                          text_monotonic_ms() - call->sent_ms});
+    }
+    free(message);
+    json_decref(body);
 }
 
 static void send_call(struct e2b_call *call)

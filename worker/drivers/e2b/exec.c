@@ -131,11 +131,13 @@ static int on_data(void *data, const char *piece, size_t len)
         size_t room = REFUSAL_MAX - exec->refusal.len;
         return buf_append(&exec->refusal, piece, len < room ? len : room) == 0 ? 0 : -1;
     }
+    bool was_complete = exec->complete;
     exec->in_http = true;
     bool on = e2b_lines_feed(exec->lines, piece, len, on_line, exec);
-    if (exec->complete && !exec->detached && exec->o.wait_end) {
+    bool ends = exec->complete && !was_complete; /* later words do not put its end off */
+    if (ends && !exec->detached && exec->o.wait_end) {
         arm(exec, WAIT_END_S);
-    } else if (exec->complete && !exec->detached) {
+    } else if (ends && !exec->detached) {
         arm(exec, LINGER_S);
         report(exec, &(struct e2b_exec_end){.result = EXEC_COMPLETE, .status = 200, .message = ""});
     }

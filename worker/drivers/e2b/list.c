@@ -59,12 +59,6 @@ static void on_page(void *data, const struct e2b_answer *answer)
         finish(list, answer);
         return;
     }
-    if (!json_is_array(answer->body)) {
-        finish(list, &(struct e2b_answer){.verdict = E2B_TRANSIENT,
-                                          .status = answer->status,
-                                          .message = "the list of sandboxes is not a list"});
-        return;
-    }
     json_array_extend(list->found, (json_t *)answer->body);
     if (answer->next != NULL && answer->next[0] != '\0' && ++list->pages < PAGES_MAX)
         next_page(list, answer->next);

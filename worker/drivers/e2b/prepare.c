@@ -84,6 +84,16 @@ static void renew(struct e2b_prepare *p, const char *why)
     e2b_run_renew(p->run, why); /* cancels us */
 }
 
+/* True: envd has no word about the sandbox's files for us, and the run looks for it again. */
+static bool unreachable(struct e2b_prepare *p, enum e2b_file_result result, const char *why)
+{
+    if (result == FILE_GONE)
+        renew(p, "the sandbox is gone");
+    else if (result == FILE_DENIED)
+        e2b_run_denied(p->run, why); /* cancels us */
+    return result == FILE_GONE || result == FILE_DENIED;
+}
+
 static void fail(struct e2b_prepare *p, enum driver_end_kind kind, const char *what,
                  const char *why)
 {
@@ -212,8 +222,10 @@ static void on_hooks_done(void *data, const struct e2b_exec_end *end)
         leave(p);
     } else if (end->result == EXEC_GONE) {
         renew(p, "the sandbox is gone");
-    } else if (end->result == EXEC_FULL || end->result == EXEC_DENIED) {
-        renew(p, end->message); /* connecting says it definitively, and brings fresh tokens */
+    } else if (end->result == EXEC_DENIED) {
+        e2b_run_denied(p->run, end->message);
+    } else if (end->result == EXEC_FULL) {
+        renew(p, end->message); /* connecting says it definitively */
     } else if (++p->tries >= TRIES_MAX || end->result == EXEC_REFUSED) {
         fail(p, DRIVER_END_NO_SANDBOX, "The sandbox's interpreter could not be made ready",
              end->result == EXEC_COMPLETE ? "its kernel does not take the hooks" : end->message);
@@ -258,6 +270,8 @@ static void context_failed(struct e2b_prepare *p, const struct http_answer *a)
                                                                    : "");
     if (a->status == 502 && strstr(why, "not found") != NULL)
         renew(p, "the sandbox is gone");
+    else if (a->status == 401 || a->status == 403)
+        e2b_run_denied(p->run, why);
     else if (a->status == 400 || a->status == 500 || a->status == 422)
         fail(p, DRIVER_END_BAD_JOB, "The sandbox cannot run this language", why);
     else if (++p->tries < TRIES_MAX)
@@ -358,9 +372,9 @@ static void on_folder_made(void *data, enum e2b_file_result result, const json_t
     struct e2b_prepare *p = data;
     (void)body;
     p->rpc = NULL;
-    if (result == FILE_GONE)
-        renew(p, "the sandbox is gone");
-    else if (result != FILE_OK && strcmp(code, "already_exists") != 0)
+    if (unreachable(p, result, code))
+        return;
+    if (result != FILE_OK && strcmp(code, "already_exists") != 0)
         fail(p, DRIVER_END_NO_SANDBOX, "The output folder could not be made", code);
     else
         one_done(p);
@@ -372,9 +386,9 @@ static void on_folder_removed(void *data, enum e2b_file_result result, const jso
     struct e2b_prepare *p = data;
     (void)body;
     p->rpc = NULL;
-    if (result == FILE_GONE)
-        renew(p, "the sandbox is gone");
-    else if (result != FILE_OK && strcmp(code, "not_found") != 0)
+    if (unreachable(p, result, code))
+        return;
+    if (result != FILE_OK && strcmp(code, "not_found") != 0)
         fail(p, DRIVER_END_NO_SANDBOX, "The output folder could not be emptied", code);
     else
         p->rpc = e2b_rpc_start(p->run->box, "filesystem.Filesystem/MakeDir",
@@ -393,10 +407,8 @@ static void on_uploaded(void *data, enum e2b_file_result result, const char *mes
         one_done(p);
         return;
     }
-    if (result == FILE_GONE) {
-        renew(p, "the sandbox is gone");
+    if (unreachable(p, result, message))
         return;
-    }
     snprintf(what, sizeof what, "The input file %.200s cannot be put into the sandbox",
              p->run->inputs[u->index].filename);
     fail(p, result == FILE_REFUSED ? DRIVER_END_BAD_JOB : DRIVER_END_NO_SANDBOX, what, message);
@@ -422,10 +434,8 @@ static void on_scripts(void *data, enum e2b_file_result result, const char *mess
 {
     struct e2b_prepare *p = data;
     p->scripts_upload = NULL;
-    if (result == FILE_GONE) {
-        renew(p, "the sandbox is gone");
+    if (unreachable(p, result, message))
         return;
-    }
     if (result != FILE_OK)
         e2b_run_warn(p->run, "the scripts folder could not be put into the sandbox: %.200s",
                      message);

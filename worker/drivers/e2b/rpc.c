@@ -78,7 +78,10 @@ static void on_done(void *data, const struct http_answer *a)
     if (a->result == HTTP_DONE && a->status == 200 && json_is_object(body))
         finish(rpc, FILE_OK, body, "");
     else if (gone || a->status == 401 || a->status == 403)
-        finish(rpc, FILE_GONE, NULL, "gone");
+        finish(rpc, gone ? FILE_GONE : FILE_DENIED, NULL,
+               gone               ? "gone"
+               : a->status == 401 ? "HTTP 401"
+                                  : "HTTP 403");
     else if (a->status >= 400 && a->status < 500 && a->status != 429 && a->status != 408 &&
              (a->status != 409 || code[0] != '\0'))
         finish(rpc, FILE_REFUSED, NULL, code[0] != '\0' ? code : "refused");

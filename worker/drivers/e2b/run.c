@@ -90,8 +90,10 @@ void e2b_run_finish(struct e2b_run *run)
     run->end.files = run->listing.files;
     run->end.file_count = run->listing.count;
     run->end.warnings = json_array_size(run->warnings) > 0 ? run->warnings : NULL;
-    if (run->end.state_lost == NULL && run->delivered)
+    if (run->end.state_lost == NULL && run->delivered) {
         run->end.state_lost = run->state_lost;
+        run->end.anew = run->state_lost != NULL;
+    }
     run->events.on_end(run->data, &run->end);
 }
 
@@ -211,6 +213,17 @@ void e2b_run_renew(struct e2b_run *run, const char *why)
     stop_work(run);
     drop_box(run);
     e2b_run_resolve(run);
+}
+
+void e2b_run_denied(struct e2b_run *run, const char *why)
+{
+    if (run->denied) {
+        e2b_run_fail(run, DRIVER_END_NO_SANDBOX,
+                     "The sandbox refuses the access token that E2B gives for it: %s.", why);
+        return;
+    }
+    run->denied = true;
+    e2b_run_renew(run, why);
 }
 
 /* --- from the sandbox to the code --- */

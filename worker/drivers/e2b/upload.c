@@ -127,13 +127,14 @@ static void on_done(void *data, const struct http_answer *a)
              jsonx_get_str(body, "message", a->error != NULL ? a->error : "no explanation"));
     bool gone = a->status == 502 && json_object_get(body, "port") == NULL &&
                 json_object_get(body, "sandboxId") != NULL;
+    bool is_list = json_is_array(body); /* of what was written; else it came from a proxy */
     json_decref(body);
     if (u->local[0] != '\0')
         finish(u, FILE_REFUSED, u->local);
-    else if (a->result == HTTP_DONE && a->status >= 200 && a->status < 300)
+    else if (a->result == HTTP_DONE && a->status >= 200 && a->status < 300 && is_list)
         finish(u, FILE_OK, "");
     else if (gone || a->status == 401 || a->status == 403)
-        finish(u, FILE_GONE, text);
+        finish(u, gone ? FILE_GONE : FILE_DENIED, text);
     else if (a->status == 507)
         finish(u, FILE_TRANSIENT, "the sandbox's disk is full");
     else if (a->status >= 400 && a->status < 500 && a->status != 429 && a->status != 409 &&
