@@ -132,8 +132,10 @@ class Emulator:
             response = await self.data_plane(exchange, *target)
         else:
             response = target
-        if rule and await self.faults.after(exchange, spec):
-            return response
+        if rule:
+            await self.faults.after(exchange, spec)
+            if "instead" in spec:
+                return faults.instead(spec["instead"])
         return response
 
     def vanish(self, exchange):

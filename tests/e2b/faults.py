@@ -64,7 +64,7 @@ class Rule:
     count = 0
     known = {
         "match", "times", "skip", "probability", "delay_ms", "status", "body", "headers", "reset", "close", "garbage",
-        "hang", "lose", "after_delay_ms", "cut", "cut_by", "stall", "kill_after", "kill_delay_ms", "throttle", "name",
+        "hang", "lose", "instead", "after_delay_ms", "cut", "cut_by", "stall", "kill_after", "kill_delay_ms", "throttle", "name",
     }
 
     def __init__(self, spec):
@@ -134,9 +134,7 @@ class Faults:
                 return wire.answer(499)
         if "status" in spec:
             await exchange.read()
-            body = spec.get("body", {"code": spec["status"], "message": "injected"})
-            return wire.answer(spec["status"], body, spec.get("headers"),
-                               "text/plain" if isinstance(body, str) else "application/json; charset=utf-8")
+            return instead(spec)
         if spec.get("reset"):
             exchange.reset()
         elif spec.get("close"):
@@ -167,15 +165,19 @@ class Faults:
             later(spec["kill_delay_ms"] / 1000, vanish)
 
     async def after(self, exchange, spec):
-        """What happens to a finished answer; True when it is lost."""
+        """What happens to a finished answer."""
         if spec.get("after_delay_ms"):
             await wait_gone(exchange, spec["after_delay_ms"] / 1000)
         if spec.get("lose"):
             if spec["lose"] == "hang":
                 await exchange.gone.wait()
             exchange.reset()
-            return True
-        return False
+
+
+def instead(spec):
+    body = spec.get("body", {"code": spec["status"], "message": "injected"})
+    return wire.answer(spec["status"], body, spec.get("headers"),
+                       "text/plain" if isinstance(body, str) else "application/json; charset=utf-8")
 
 
 async def wait_gone(exchange, seconds):
