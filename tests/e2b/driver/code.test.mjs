@@ -7,6 +7,16 @@ import { e2b, ok, rig, scriptLine } from './lib.mjs';
 const strip = (text) => (text ?? '').replace(/\x1b\[[0-9;]*m/g, '');
 const normal = (text) => strip(text).replace(/In ?\[\d+\]/g, 'In[N]').replace(/0x[0-9a-f]+/g, '0x').replace(/\d{6,}\.py/g, 'N.py');
 
+/** Output and results in the order in which they came, however it was cut. */
+const order = (items) => {
+  const merged = [];
+  for (const [type, text] of items) {
+    if (type === 'stdout' && merged.at(-1)?.[0] === type) merged.at(-1)[1] += text;
+    else if (type === 'stdout' || type === 'result') merged.push([type, text]);
+  }
+  return merged;
+};
+
 /** The cell sent alone to a sandbox of its own, as the official client would. */
 async function plain(box, code) {
   const response = await fetch(`${e2b.sandboxUrl}/execute`, {
@@ -21,6 +31,7 @@ async function plain(box, code) {
   const error = lines.find((l) => l.type === 'error');
   return {
     stdout: text('stdout'), stderr: text('stderr'),
+    order: order(lines.map((l) => [l.type, l.type === 'result' ? l.text ?? l.html : l.text])),
     results: lines.filter((l) => l.type === 'result').map((l) => [l.text ?? null, l.html ?? null, l.is_main_result]),
     error: error && [error.name, normal(error.value), normal(error.traceback)],
   };
@@ -50,9 +61,24 @@ const cells = {
   'crlf': 'print(1)\r\nprint(2)',
   'form feed and tabs': 'if 1:\n\tprint("tab")\n',
   'no newline at end, unicode': 'print("naïve → 東京 😀")',
-  'sys.exit': 'import sys\nsys.exit(3)',
+  'sys.exit': 'import sys\nprint("before")\nsys.exit(3)',
+  'sys.exit with a text': 'import sys\nsys.exit("bad input")',
+  'sys.exit of nothing': 'import sys\nsys.exit()',
+  '%%time': '%%time\nsum(range(10))',
+  'a name that begins as a keyword': 'await_me = 1\n\n\nraise ValueError(1)',
+  'results between lines': 'from IPython.display import display\nfor i in range(3):\n    print("n", i)\n    display(i)\nprint("end")\n"main"',
+  'a warning': 'import warnings\nwarnings.warn("careful")',
+  'a chain of causes': 'try:\n    try: {}["x"]\n    except KeyError as e: raise ValueError("v") from e\nexcept ValueError:\n    1/0',
+  'no such magic': '%no_such_magic',
+  'no such cell magic': '%%no_such_magic\nx',
+  'raise KeyboardInterrupt': 'raise KeyboardInterrupt',
+  'help': 'len?',
+  'a cell within': 'get_ipython().run_cell("1/0");',
+  'builtins shadowed': 'open = print = str = None\n',
+  'and given back': 'del open, print, str\nprint(open.__name__)',
 };
 
+const exits = { 'sys.exit': 3, 'sys.exit with a text': 1, 'sys.exit of nothing': 0 };
 test('a prepared kernel gives what the plain cell gives', async (t) => {
   const r = await rig(t);
   const box = await (await fetch(`${e2b.apiUrl}/sandboxes`, {
@@ -62,17 +88,33 @@ test('a prepared kernel gives what the plain cell gives', async (t) => {
   for (const [name, code] of Object.entries(cells)) {
     await t.test(name, async () => {
       const want = await plain(box, code);
-      const result = await r.py(code, { env: { V: 'v' } }); // case 36
+      const job = await r.add(code, { threadId: 'main', env: { V: 'v' } }); // case 36
+      const result = await r.result(job);
       const got = {
         stdout: result.stdout, stderr: result.stderr,
+        order: order((await r.reply(job)).map((m) => [m.type, m.type === 'result' ? m.data['text/plain'] ?? m.data['text/html'] : m.text])),
         results: result.results.map((x) => [x.data['text/plain'] ?? null, x.data['text/html'] ?? null, x.main]),
         error: result.errorDetail ? [result.errorDetail.name, normal(result.errorDetail.value), normal(result.errorDetail.traceback)] : undefined,
       };
-      if (name === 'sys.exit') { // the plain cell adds a warning that misleads: there is nothing to exit
-        assert.equal(result.exitCode, 3);
-        return;
+      if (exits[name] !== undefined) { // the plain cell adds a warning that misleads: there is nothing to exit
+        assert.match(want.stderr, /^$|UserWarning: To exit: use/);
+        assert.equal(result.exitCode, exits[name]);
+        want.stderr = '';
+        if (result.exitCode === 0) { // leaving is no failure
+          assert.equal(want.error[0], 'SystemExit');
+          want.error = undefined;
+        }
       }
-      for (const side of [want, got]) side.stderr = normal(side.stderr);
+      if (name.startsWith('no such')) { // the plain cell says it on stderr only
+        assert.deepEqual([want.error, got.error?.[0], result.exitCode], [undefined, 'UsageError', 1]);
+        got.error = undefined;
+      }
+      for (const side of [want, got]) {
+        side.stderr = normal(side.stderr);
+        if (name !== '%%time') continue;
+        assert.match(side.stdout, /^CPU times: .*\nWall time: .*\n$/s);
+        side.order[0][1] = side.stdout = 'times';
+      }
       assert.deepEqual(got, want);
     });
   }
@@ -256,7 +298,7 @@ test('nothing secret is in logs, replies, hashes or error texts', async (t) => {
   const secrets = [e2b.env.E2B_API_KEY, 'pl4nt3d-v4lu3'];
   for (const box of boxes) for (const value of Object.values(await e2b.sandbox(box.id)))
     if (typeof value === 'string' && /^[0-9a-f]{64}$/.test(value)) secrets.push(value);
-  assert.ok(secrets.length > 2, 'tokens are known');
+  assert.equal(secrets.length, 2 + 2 * boxes.length, 'both tokens of each are known');
   const tokens = secrets.filter((s) => !/pl4nt3d/.test(s)).join(' ');
   await e2b.fault({ match: { op: 'execute' }, status: 500, body: `no: ${tokens}`, times: 1 });
   const echoed = await r.py('1');

@@ -18,7 +18,7 @@ test('inputs: one wave beside each other, then the code; outputs: one more', asy
   const r = await rig(t);
   ok(await r.py('1'));
   await r.quiet();
-  await e2b.set({ rtt_ms: 60 });
+  await e2b.set({ rtt_ms: 300 });
   await e2b.forget();
   const files = Array.from({ length: 5 }, (_, i) => ({ filename: `in/${i} é.csv`, content: b64(`row ${i}`) }));
   const code = 'import os\nfor i in range(5): open(f"output/o{i}.txt","w").write(open(f"in/{i} é.csv").read())';
