@@ -22,7 +22,7 @@ export async function useE2b(options) {
 /** The same test with each generation: fn(client, t). A sandbox that it leaves is killed. */
 export function both(e2b, name, fn) {
   for (const [version, client] of Object.entries(generations)) {
-    test(`${name} (${version})`, { timeout: 60_000 }, async (t) => {
+    test(`${name} (${version})`, { timeout: 300_000 }, async (t) => {
       await e2b.forget();
       t.after(async () => {
         await e2b.clearFaults();

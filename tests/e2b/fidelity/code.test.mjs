@@ -11,15 +11,17 @@ both(e2b, 'output arrives while the code runs, in order, by stream', async ({ Sa
   const sandbox = await create(Sandbox);
   await sandbox.runCode('1');
   const seen = [];
-  const begun = Date.now();
-  const at = (kind) => ({ line, error, timestamp }) => seen.push([kind, line, Date.now() - begun, error, timestamp]);
+  const at = (kind) => ({ line }) => { // the code goes on when what it said has come
+    seen.push([kind, line]);
+    if (/^(a|é😀\n)$/.test(line)) sandbox.files.write(kind, '');
+  };
+  const wait = (name) => `while not os.path.exists("${name}"): time.sleep(.02)`;
   const run = await sandbox.runCode([
-    'import sys, time', 'print("a", end=""); sys.stdout.flush()', 'time.sleep(.6)', 'print("é😀", file=sys.stderr)',
-    'time.sleep(.6)', 'print("b\\n\\nc")'].join('\n'), { onStdout: at('out'), onStderr: at('err') });
+    'import os, sys, time', 'print("a", end=""); sys.stdout.flush()', wait('out'), 'print("é😀", file=sys.stderr)',
+    wait('err'), 'print("b\\n\\nc")'].join('\n'), { onStdout: at('out'), onStderr: at('err') });
   assert.equal(seen.filter(([kind]) => kind === 'out').map(([, text]) => text).join(''), 'ab\n\nc\n');
   assert.deepEqual(run.logs.stderr, ['é😀\n']);
   assert.equal(run.logs.stdout.join(''), 'ab\n\nc\n');
-  assert.ok(seen.at(-1)[2] - seen[0][2] > 1000, 'each at its time');
   assert.equal(run.error, undefined);
   assert.equal(run.executionCount, 2);
   assert.deepEqual(run.results, []);
@@ -86,10 +88,8 @@ both(e2b, 'errors: of the code, of its syntax, exit, input, death of the kernel'
 both(e2b, 'a timeout closes the connection: the kernel is interrupted and keeps its state', async ({ Sandbox, TimeoutError }) => {
   const sandbox = await create(Sandbox);
   await sandbox.runCode('x = "kept"');
-  const begun = Date.now();
-  await assert.rejects(sandbox.runCode('import time\nwhile True: time.sleep(.01)', { timeoutMs: 700 }), TimeoutError);
-  assert.ok(Date.now() - begun < 5000);
-  assert.equal((await sandbox.runCode('x', { timeoutMs: 5000 })).text, 'kept', 'at once');
+  await assert.rejects(sandbox.runCode('import time\nwhile True: time.sleep(.01)', { timeoutMs: 2000 }), TimeoutError);
+  assert.equal((await sandbox.runCode('x', { timeoutMs: 60_000 })).text, 'kept', 'it does not wait for the loop, which has no end');
   assert.equal((await sandbox.runCode('x')).text, 'kept');
 });
 
@@ -142,7 +142,7 @@ both(e2b, 'restart while code runs ends its stream with two errors', async ({ Sa
 both(e2b, 'one run at a time in a context, others side by side', async ({ Sandbox }) => {
   const sandbox = await create(Sandbox);
   const context = await sandbox.createCodeContext();
-  const code = 'import time\na = time.time(); time.sleep(.8); print(a, time.time())';
+  const code = 'import time\na = time.time(); time.sleep(2); print(a, time.time())';
   const runs = await Promise.all([sandbox.runCode(code), sandbox.runCode(code), sandbox.runCode(code, { context })]);
   const times = runs.map((run) => run.logs.stdout.join('').split(' ').map(Number));
   const overlap = ([a, b], [c, d]) => Math.min(b, d) - Math.max(a, c) > 0;
@@ -195,14 +195,14 @@ both(e2b, 'the stream on the wire', async ({ Sandbox }) => {
   assert.deepEqual(Object.keys(JSON.parse(text.split('\n')[2])).sort(), ['extra', 'is_main_result', 'text', 'type']);
 
   // A queued run: headers at once, then silence; leaving the queue harms no one.
-  const running = execute(e2b, made, 'import time\ntime.sleep(3)\n"ran"');
+  const running = execute(e2b, made, 'import os, time\nwhile not os.path.exists("/home/user/go"): time.sleep(.05)\n"ran"');
   await waitFor(async () => (await e2b.journal({ op: 'execute' })).length === 2);
   const abort = new AbortController();
-  const begun = Date.now();
-  const queued = await execute(e2b, made, 'open("never", "w")', { signal: abort.signal });
-  assert.ok(Date.now() - begun < 1500, 'headers before its turn');
+  const queued = await execute(e2b, made, 'open("never", "w")', { signal: abort.signal }); // headers before its turn
   await sleep(300);
   abort.abort();
+  await raw(e2b, made, 49983, '/files?path=/home/user/go&username=user',
+    { method: 'POST', body: '', headers: { 'Content-Type': 'application/octet-stream' } });
   assert.equal((await lines(await running)).at(-2).text, 'ran');
   assert.equal(await e2b.file(made.sandboxId, '/home/user/never'), null);
   assert.equal(queued.status, 200);

