@@ -164,12 +164,12 @@ static int port_of(int fd)
                                               : ((struct sockaddr_in6 *)&address)->sin6_port);
 }
 
-static void listen_later(struct status *s, const char *why)
+static void listen_later(struct status *s, const char *setting, const char *why)
 {
     log_write(strcmp(why, s->last_failure) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, NULL,
-              "STATUS_PORT: cannot listen on %s, port %d: %s; trying again every %.0f s, jobs are "
+              "%s: cannot listen on %s, port %d: %s; trying again every %.0f s, jobs are "
               "run meanwhile",
-              s->o.host, s->o.port, why, LISTEN_AGAIN_S);
+              setting, s->o.host, s->o.port, why, LISTEN_AGAIN_S);
     snprintf(s->last_failure, sizeof s->last_failure, "%s", why);
     ev_timer_set(&s->timer, LISTEN_AGAIN_S, 0);
     ev_timer_start(s->o.loop, &s->timer);
@@ -179,7 +179,7 @@ static void listen_now(struct status *s)
 {
     int fd = open_listener(s);
     if (fd < 0) {
-        listen_later(s, strerror(errno));
+        listen_later(s, errno == EADDRNOTAVAIL ? "STATUS_HOST" : "STATUS_PORT", strerror(errno));
         return;
     }
     int port = port_of(fd);
@@ -196,7 +196,7 @@ static void listen_now(struct status *s)
         else
             close(fd);
         s->daemon = NULL;
-        listen_later(s, "libmicrohttpd cannot be started");
+        listen_later(s, "STATUS_PORT", "libmicrohttpd cannot be started");
         return;
     }
     s->last_failure[0] = '\0';

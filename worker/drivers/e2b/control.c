@@ -86,8 +86,9 @@ static void report(struct e2b_call *call, const struct e2b_answer *answer)
         log_write(answer->verdict == E2B_TRANSIENT || answer->verdict == E2B_DENIED
                       ? LOG_LEVEL_WARN
                       : LOG_LEVEL_DEBUG,
-                  NULL, "E2B: %s %.80s came to nothing after %d tries: %s%s", call->o.method,
-                  call->path, call->tries, answer->message,
+                  NULL, "E2B: %s %.*s came to nothing after %d %s: %s%s", call->o.method,
+                  (int)strcspn(call->path, "?"), call->path, call->tries,
+                  call->tries == 1 ? "try" : "tries", answer->message,
                   answer->verdict == E2B_DENIED ? " (look at E2B_API_KEY)" : "");
     if (call->o.done != NULL)
         call->o.done(call->o.data, answer);

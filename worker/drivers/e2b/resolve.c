@@ -119,11 +119,12 @@ void e2b_resolve_wait(struct e2b_resolve *r, void (*after)(struct e2b_resolve *r
 void e2b_resolve_fail_by(struct e2b_resolve *r, const char *what, enum e2b_verdict verdict,
                          const char *why)
 {
+    int len = (int)strnlen(why, 300);
+    if (len && why[len - 1] == '.') /* a sentence of E2B's own */
+        len--;
     if (verdict == E2B_DENIED)
-        fail(r, DRIVER_END_NO_SANDBOX,
-             "E2B did not accept the API key (check E2B_API_KEY): %.300s.", why);
-    else
-        fail(r, DRIVER_END_NO_SANDBOX, "%s: %.300s.", what, why);
+        what = "E2B did not accept the API key (check E2B_API_KEY)";
+    fail(r, DRIVER_END_NO_SANDBOX, "%s: %.*s.", what, len, why);
 }
 
 /* ---- the record ---- */
