@@ -130,7 +130,7 @@ async function lastRound(world, queue) {
   const threads = new Set([...queue.jobs.values()].map((job) => job.thread).filter(Boolean));
   for (const thread of threads) {
     const id = `${queue.name}-last-${thread}`;
-    const job = { id, ...queue.make(r, id), thread, ordered: true, accepted: true, door: client, addedAt: Date.now(), last: true };
+    const job = { id, ...queue.make(r, id), thread, ordered: true, accepted: true, door: client, last: true };
     queue.jobs.set(id, job);
     await client.add('execute', { v: 1, code: job.code, threadId: thread, ...job.data }, { ...job.opts, jobId: id });
   }

@@ -134,7 +134,7 @@ export const invariants = {
 export function longestWait({ facts }) {
   let worst = { ms: 0, thread: null };
   for (const [thread, all] of byThread(facts)) {
-    const moves = all.filter(({ ends, job }) => ends.length && job.addedAt).flatMap(({ job, ends }) => [[job.addedAt, 1], [ends[0].at, -1]]).sort((a, b) => a[0] - b[0]);
+    const moves = all.filter(({ ends, cameAt }) => ends.length && cameAt).flatMap(({ cameAt, ends }) => [[cameAt, 1], [ends[0].at, -1]]).sort((a, b) => a[0] - b[0]);
     let [open, since] = [0, 0];
     for (const [at, step] of moves) {
       if (open > 0 && step < 0 && at - since > worst.ms) worst = { ms: at - since, thread };

@@ -52,20 +52,20 @@ async function emulatedRuns(queue) {
 }
 
 /**
- * Facts by job id: {job, hash (null: none), ends: [{at, event}], addedAs: rank among the added, reply: [messages] or
+ * Facts by job id: {job, hash (null: none), ends: [{at, event}], addedAs: rank among the added, cameAt: ms, when Redis got it, reply: [messages] or
  * null, runs: [{begin, end, ...}], published: how many `done` were heard}.
  */
 export async function gatherFacts(world, queue) {
   const redis = world.server.client();
   const facts = new Map();
   for (const job of queue.jobs.values()) {
-    facts.set(job.id, { job, hash: null, ends: [], addedAs: null, reply: null, runs: [], published: queue.heard.get(job.id) ?? 0 });
+    facts.set(job.id, { job, hash: null, ends: [], addedAs: null, cameAt: null, reply: null, runs: [], published: queue.heard.get(job.id) ?? 0 });
   }
   const events = await readEvents(redis, queue);
   events.forEach(({ at, event, jobId }, rank) => {
     const fact = facts.get(jobId);
     if (!fact) return;
-    if (event === 'added') fact.addedAs ??= rank;
+    if (event === 'added' && fact.addedAs === null) [fact.addedAs, fact.cameAt] = [rank, Number(fact.job.entry?.split('-')[0] ?? at)];
     if (event === 'completed' || event === 'failed') fact.ends.push({ at, event });
   });
   await inBatches([...facts.keys()], async (ids) => {

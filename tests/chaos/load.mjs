@@ -103,7 +103,6 @@ export async function produce(world, queue, { count, threads, ms }) {
     queue.jobs.set(job.id, job);
     const before = chains.get(job.thread) ?? Promise.resolve();
     const mine = before.then(async () => {
-      job.addedAt = Date.now();
       job.accepted = await add(job).then(() => true, (error) => {
         const why = error.message.split('\n')[0].slice(0, 40);
         queue.refusals.set(why, (queue.refusals.get(why) ?? 0) + 1);

@@ -97,8 +97,8 @@ scenario('deduplication, again after the end', async (w) => {
 });
 scenario('deduplication, failed', jobs([dedup({ id: 'd' }), [fail()]]));
 scenario('deduplication, throttle', jobs([dedup({ id: 'd', ttl: 60_000 })], [dedup({ id: 'd', ttl: 60_000 })]), T);
-scenario('deduplication, debounce', jobs([{ ...dedup({ id: 'd', ttl: 150, extend: true, replace: true }), delay: 150 }],
-  [{ ...dedup({ id: 'd', ttl: 150, extend: true, replace: true }), delay: 150 }]), { since: '5.81.5' });
+scenario('deduplication, debounce', jobs([{ ...dedup({ id: 'd', ttl: 2000, extend: true, replace: true }), delay: 2000 }],
+  [{ ...dedup({ id: 'd', ttl: 2000, extend: true, replace: true }), delay: 2000 }]), { since: '5.81.5' });
 scenario('deduplication, keepLastIfActive', async (w) => {
   await w.add(dedup({ id: 'd', keepLastIfActive: true }), nap(500));
   await w.work();
