@@ -117,8 +117,8 @@ static void on_woken(long long next_delayed_at, void *data)
 /* The last claim was answered: wait for the marker, but not past what else is known to come. */
 static void wait_for_work(struct worker *w, const struct claim_answer *answer)
 {
-    if (w->draining || w->running >= w->concurrency || marker_waiting(w->marker))
-        return;
+    if (w->draining || w->running >= w->concurrency || w->claiming || marker_waiting(w->marker))
+        return; /* (what a claim under way brings is later news) */
     if (answer->limited_ms > 0) {
         /* Not past LIMITED_WAIT_MAX_MS, for a claim also promotes delayed jobs. */
         long long limited =

@@ -71,14 +71,15 @@ class Network:
         self.net = os.open("/proc/%d/ns/net" % pid, os.O_RDONLY | os.O_CLOEXEC)
         # Its owner, not the process's own user namespace: bwrap makes a second one for the code.
         self.user = fcntl.ioctl(self.net, NS_GET_USERNS)
-        # Only root may open the device on some machines; slirp4netns then shuts itself in.
-        uid = self.uid if os.stat(TAP_FILE).st_mode & 0o006 == 0o006 else 0
+        # Only root may open the device on some machines. A user's slirp4netns is in the namespace from the start: by
+        # itself it finds the way of root only. It shuts itself in, either way.
+        tap_for_all = os.stat(TAP_FILE).st_mode & 0o006 == 0o006
         command = ["slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-sandbox"]
         command += ["--enable-seccomp", "--ready-fd", str(self.ready_write), "--exit-fd", str(self.exit_read)]
-        command += ["--netns-type=path", "--userns-path=/proc/self/fd/%d" % self.user]
-        command += ["/proc/self/fd/%d" % self.net, "tap0"]
+        command += [] if tap_for_all else ["--userns-path=/proc/self/fd/%d" % self.user]
+        command += ["--netns-type=path", "/proc/self/fd/%d" % self.net, "tap0"]
         fds = (self.ready_write, self.exit_read, self.net, self.user)
-        self.slirp = self.spawn(command, fds, lambda: protect(uid), subprocess.PIPE)
+        self.slirp = self.spawn(command, fds, self.join if tap_for_all else lambda: protect(0), subprocess.PIPE)
         self.close_fd("ready_write")
         self.close_fd("exit_read")
         self.routes = self.spawn(["ip", "-batch", "-"], (), self.enter, subprocess.PIPE, subprocess.PIPE)
@@ -92,13 +93,17 @@ class Network:
             env={"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}, start_new_session=True,
         )
 
+    def join(self):
+        """In the child: among the users of the sandbox's network, in the machine's."""
+        drop_user(self.uid)
+        set_namespace(self.user, CLONE_NEWUSER)
+        protect(None)
+
     def enter(self):
         """In the child: into the sandbox's network, whose owner may change it."""
         drop_user(self.uid)
-        for fd, kind in ((self.user, CLONE_NEWUSER), (self.net, CLONE_NEWNET)):
-            if libc.setns(fd, kind) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
+        set_namespace(self.user, CLONE_NEWUSER)
+        set_namespace(self.net, CLONE_NEWNET)
 
     def look(self):
         """Opens when the routes are closed and slirp is ready."""
@@ -135,6 +140,12 @@ class Network:
             self.close_fd(name)
 
 
+def set_namespace(fd, kind):
+    if libc.setns(fd, kind) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
 def read_some(fd):
     try:
         return os.read(fd, 4096)
@@ -145,7 +156,7 @@ def read_some(fd):
 def complaint(child):
     os.set_blocking(child.stderr.fileno(), False)
     lines = (child.stderr.read() or b"").decode("utf-8", "replace").strip().splitlines()
-    lines = [line for line in lines if not line.startswith("WARNING")]
+    lines = [line for line in lines if not line.startswith(("WARNING", "sent tapfd", "received tapfd"))]
     return (lines[0] if lines else "exit status %s" % child.returncode)[:200]
 
 
