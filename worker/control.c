@@ -195,9 +195,12 @@ static void read_on(struct control *c)
     struct str key = queue_key(c->q, "stream:control", 14);
     char count[16], block[16];
     snprintf(count, sizeof count, "%d", READ_MAX);
-    snprintf(block, sizeof block, "%d", c->caught_up ? BLOCK_MS : 1);
-    const char *argv[] = {"XREAD", "COUNT", count, "BLOCK", block, "STREAMS", key.data, c->last};
-    if (redis_command(c->redis, 8, argv, NULL, BLOCK_MS + MARGIN_MS, on_read, c) != 0)
+    snprintf(block, sizeof block, "%d", BLOCK_MS);
+    /* The first claim waits for what is there: Redis looks only every 100 ms whose wait is over. */
+    const char *now[] = {"XREAD", "COUNT", count, "STREAMS", key.data, c->last};
+    const char *later[] = {"XREAD", "COUNT", count, "BLOCK", block, "STREAMS", key.data, c->last};
+    if (redis_command(c->redis, c->caught_up ? 8 : 6, c->caught_up ? later : now, NULL,
+                      BLOCK_MS + MARGIN_MS, on_read, c) != 0)
         pause_then_read(c);
     str_fini(&key);
 }
