@@ -100,6 +100,13 @@ static void redis_ready_timer(struct redis *r)
         redis_timer_at(r, due);
 }
 
+const char *redis_greeting_hint(const struct redis *r)
+{
+    return r->url.tls && r->state == REDIS_STATE_GREETING
+               ? " (does the server speak TLS, and does it accept, or want, a client certificate?)"
+               : "";
+}
+
 static void redis_attempt_timed_out(struct redis *r)
 {
     static const char *const doing[] = {[REDIS_STATE_LOCATING] = "asking the sentinels",
@@ -107,8 +114,8 @@ static void redis_attempt_timed_out(struct redis *r)
                                         [REDIS_STATE_CONNECTING] = "connecting",
                                         [REDIS_STATE_GREETING] =
                                             "waiting for the greeting's answers"};
-    redis_drop(r, false, "timed out after %d ms %s", r->options.connect_timeout_ms,
-               doing[r->state]);
+    redis_drop(r, false, "timed out after %d ms %s%s", r->options.connect_timeout_ms,
+               doing[r->state], redis_greeting_hint(r));
 }
 
 static void redis_on_timer(struct ev_loop *loop, struct ev_timer *timer, int events)

@@ -320,12 +320,19 @@ static size_t feed(struct redis *r)
     return fed;
 }
 
+/* Why hiredis gave up; a server that hangs up often does not tell TLS why. */
+static void say_broken(const struct redis *r, char *out, size_t size)
+{
+    const char *why = redis_tls_error(r->ctx->errstr);
+    snprintf(out, size, "%s%s", why, why == r->ctx->errstr ? redis_greeting_hint(r) : "");
+}
+
 /* What the server said before it hung up is read first: replies that count, or its reason. */
 static void write_failed(struct redis *r)
 {
     const struct redisContext *ctx = r->ctx;
-    char why[128];
-    snprintf(why, sizeof(why), "%s", redis_tls_error(r->ctx->errstr));
+    char why[256];
+    say_broken(r, why, sizeof(why));
     r->ctx->err = 0; /* hiredis would not read any more */
     if (!r->url.tls) /* a TLS session is at its end with its first error */
         redis_read(r);
@@ -487,7 +494,9 @@ void redis_read(struct redis *r)
     for (int i = 0; i < REDIS_READS_PER_TURN; i++) {
         int waiting = 0;
         if (redisBufferRead(r->ctx) != REDIS_OK) {
-            redis_drop(r, false, "%s", redis_tls_error(r->ctx->errstr));
+            char why[256];
+            say_broken(r, why, sizeof(why));
+            redis_drop(r, false, "%s", why);
             return;
         }
         if (!dispatch_all(r, ctx))

@@ -90,7 +90,8 @@ static void greet_info(struct redis *r, const redisReply *info)
     if (info->type != REDIS_REPLY_STRING)
         return;
     r->server_version = greet_version(info);
-    if (strstr(info->str, "redis_mode:cluster"))
+    /* Redis says the one, Valkey the other. */
+    if (strstr(info->str, "redis_mode:cluster") || strstr(info->str, "server_mode:cluster"))
         r->cluster = true;
     if (r->server_version && r->server_version < r->options.min_version)
         redis_refuse(r, "the server is Redis %d.%d.%d; %d.%d or later is needed",

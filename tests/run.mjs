@@ -1,8 +1,9 @@
 // Runs all tests: unit tests, integration, and the integration suite against the sanitizer build. The last line is
 // exactly `N passed, N failed` over all of them; a skipped test, or a suite that crashes, counts as failed.
 //
-//   tests/run [suite...]      suites: see `suites` below (default: all)
+//   tests/run [suite...]      suites: see `suites` below (default: all but those of `elsewhere`)
 //   TEST_ONLY=clients,reply   only these files of a suite of node tests
+//   REDIS_SERVER=valkey-server, REDIS_TLS=yes   on another server; all of Redis by TLS
 //   UNIT_DIR, WORKER_BIN, SANITIZER_BIN   other builds than build/san/unit, build/test/sandpiper, build/san/sandpiper
 import { spawn } from 'node:child_process';
 import { existsSync, readdirSync } from 'node:fs';
@@ -121,8 +122,11 @@ const suites = {
   'e2b-fidelity': tests('e2b/fidelity'), // the emulator, by the official E2B clients
   'e2b-driver': tests('e2b/driver'),
   chaos: tests('chaos'), // a short seeded run
+  tls: tests('tls'), // Redis by TLS
   sanitizers: () => nodeTests({ WORKER_BIN: process.env.SANITIZER_BIN ?? 'build/san/sandpiper' }),
 };
+
+const elsewhere = ['tls']; // needs hiredis 1.0: run by tests/debian13/run
 
 const chosen = process.argv.slice(2);
 const unknown = chosen.find((name) => !suites[name]);
@@ -130,7 +134,7 @@ if (unknown) {
   console.error(`no suite named ${unknown}; there are ${Object.keys(suites).join(', ')}`);
   process.exit(2);
 }
-for (const name of chosen.length ? chosen : Object.keys(suites)) {
+for (const name of chosen.length ? chosen : Object.keys(suites).filter((name) => !elsewhere.includes(name))) {
   console.log(`== ${name}`);
   const begun = Date.now();
   let count;

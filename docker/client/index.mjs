@@ -163,5 +163,7 @@ function duplicate(connection, more) {
     maxRetriesPerRequest: null, lazyConnect: false, keepAlive: 10_000,
     retryStrategy: (times) => Math.min(2_000, 50 * 2 ** Math.min(times, 10)), ...more,
   };
-  return connection.isCluster ? connection.duplicate(undefined, { redisOptions: options }) : connection.duplicate(options);
+  if (!connection.isCluster) return connection.duplicate(options);
+  // A Cluster's own duplicate takes new redisOptions for all of them, password and TLS as well.
+  return connection.duplicate(undefined, { redisOptions: { ...connection.options.redisOptions, ...options } });
 }

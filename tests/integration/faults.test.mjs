@@ -224,8 +224,8 @@ test('Redis with a password, a user, a database and a socket', async (t) => {
   const connection = { ...server.connection, password: secret, db: 3 };
   const admin = server.client({ password: secret });
   await admin.call('ACL', 'SETUSER', 'wörker', 'on', '>s3cr3t %', '~*', '&*', '+@all');
-  const urls = [`redis://:${encodeURIComponent(secret)}@127.0.0.1:${server.port}/3`,
-    `redis://${encodeURIComponent('wörker')}:${encodeURIComponent('s3cr3t %')}@127.0.0.1:${server.port}/3`,
+  const urls = [`${server.scheme}://:${encodeURIComponent(secret)}@127.0.0.1:${server.port}/3`,
+    `${server.scheme}://${encodeURIComponent('wörker')}:${encodeURIComponent('s3cr3t %')}@127.0.0.1:${server.port}/3`,
     `unix://:${encodeURIComponent(secret)}@${server.socket}?db=3`.replace('unix://:', 'unix://:')];
   for (const url of urls) {
     const r = await makeRig(t, { ...server, url, connection, client: () => server.client({ password: secret, db: 3 }) },

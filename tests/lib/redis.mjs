@@ -4,6 +4,10 @@ import { createConnection, createServer } from 'node:net';
 import { join } from 'node:path';
 import { Redis } from 'ioredis';
 import { atEnd, sleep, start, tempDir, waitFor } from './process.mjs';
+import { everywhere } from './tls.mjs';
+
+/** What is started as redis-server: another program that speaks its protocol, where REDIS_SERVER names one. */
+export const redisServer = process.env.REDIS_SERVER ?? 'redis-server';
 
 export async function freePort() {
   const server = createServer().listen(0, '127.0.0.1');
@@ -16,16 +20,18 @@ export async function freePort() {
 
 /**
  * Starts redis-server. `args`: more of its options. `durable`: an append-only file written at once, so that
- * data survives SIGKILL. The result has port, url, socket, client(), kill(), restart(moreArgs), pause(), resume().
+ * data survives SIGKILL. `tls`: certificates (tls.mjs) when it speaks TLS, and nothing else. The result has port, url, socket, client(), kill(), restart(moreArgs), pause(), resume().
  */
-export async function startRedis({ args = [], durable = false } = {}) {
+export async function startRedis({ args = [], durable = false, tls = everywhere } = {}) {
   const dir = tempDir('sandpiper-redis-');
   const self = { port: await freePort(), dir, socket: join(dir, 'redis.sock'), process: null };
-  self.url = `redis://127.0.0.1:${self.port}`;
+  self.scheme = tls ? 'rediss' : 'redis';
+  self.url = `${self.scheme}://127.0.0.1:${self.port}`;
+  const secured = tls ? { tls: tls.options } : {};
   const clients = new Set();
   const launch = async (more = []) => {
-    self.process = start('redis-server', [
-      '--port', String(self.port), '--bind', '127.0.0.1', '--unixsocket', self.socket, '--dir', dir,
+    self.process = start(redisServer, [
+      ...(tls ? ['--port', '0', '--tls-port', String(self.port), ...tls.args] : ['--port', String(self.port)]), '--bind', '127.0.0.1', '--unixsocket', self.socket, '--dir', dir,
       '--save', '', '--appendonly', durable ? 'yes' : 'no', '--appendfsync', 'always',
       '--maxmemory-policy', 'noeviction', ...args, ...more,
     ]);
@@ -42,12 +48,12 @@ export async function startRedis({ args = [], durable = false } = {}) {
   self.resume = () => self.process.kill('SIGCONT');
   /** An ioredis client that is closed with the file. */
   self.client = (options = {}) => {
-    const client = new Redis({ host: '127.0.0.1', port: self.port, maxRetriesPerRequest: null, ...options });
+    const client = new Redis({ host: '127.0.0.1', port: self.port, maxRetriesPerRequest: null, ...secured, ...options });
     client.on('error', () => {});
     clients.add(client);
     return client;
   };
-  self.connection = { host: '127.0.0.1', port: self.port, maxRetriesPerRequest: null };
+  self.connection = { host: '127.0.0.1', port: self.port, maxRetriesPerRequest: null, ...secured };
   atEnd(async () => {
     for (const client of clients) client.disconnect();
     await self.kill();
@@ -59,7 +65,7 @@ export async function startRedis({ args = [], durable = false } = {}) {
     } catch (error) {
       if (attempt === 5) throw error;
       self.port = await freePort();
-      self.url = `redis://127.0.0.1:${self.port}`;
+      self.url = `${self.scheme}://127.0.0.1:${self.port}`;
       self.connection.port = self.port;
     }
   }
@@ -96,7 +102,7 @@ export async function startProxy(port) {
   };
   await once(server, 'listening');
   self.port = server.address().port;
-  self.url = `redis://127.0.0.1:${self.port}`;
+  self.url = `${everywhere ? 'rediss' : 'redis'}://127.0.0.1:${self.port}`;
   self.freeze = () => {
     for (const pair of pairs) pair.frozen = true;
   };

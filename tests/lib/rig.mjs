@@ -10,6 +10,7 @@ import { checkResult } from './contract.mjs';
 import { atEnd, isAlive, start, within } from './process.mjs';
 import { follow, gather, readStream } from './reader.mjs';
 import { script } from './scripted.mjs';
+import { everywhere } from './tls.mjs';
 
 export const clients = { '6.7.0': bullmq6, '5.81.5': bullmq5, '5.40.0': bullmq540 };
 
@@ -42,6 +43,7 @@ export function workerEnv(env) {
     DRAIN_TIMEOUT_MS: '2000',
     WORKER_CONCURRENCY: '32',
     STATUS_PORT: '0', // replicas of one machine would want the same; a test that looks at it says -1
+    ...everywhere?.env,
     ...env,
   };
 }

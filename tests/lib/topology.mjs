@@ -3,7 +3,10 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Cluster, Redis } from 'ioredis';
 import { atEnd, start, tempDir, waitFor } from './process.mjs';
-import { freePort, startRedis } from './redis.mjs';
+import { freePort, redisServer, startRedis } from './redis.mjs';
+import { everywhere } from './tls.mjs';
+
+const secured = everywhere ? { tls: everywhere.options } : {};
 
 const patience = { timeout: 60_000 };
 
@@ -20,19 +23,22 @@ function keeper() {
   };
 }
 
+/** Options of the command line as lines of a configuration file. */
+const configOf = (args) => args.flatMap((word, i) => (i % 2 ? [] : [`${word.slice(2)} ${args[i + 1]}`]));
+
 async function startSentinel(master, { name, auth }) {
   const dir = tempDir('sandpiper-sentinel-');
   for (let attempt = 1; ; attempt++) {
     const port = await freePort();
     const config = join(dir, `sentinel-${port}.conf`);
     writeFileSync(config, [
-      `port ${port}`, 'bind 127.0.0.1', `dir ${dir}`, 'protected-mode no',
+      ...(everywhere ? ['port 0', `tls-port ${port}`, ...configOf(everywhere.args)] : [`port ${port}`]), 'bind 127.0.0.1', `dir ${dir}`, 'protected-mode no',
       `sentinel monitor ${name} 127.0.0.1 ${master.port} 2`,
       `sentinel down-after-milliseconds ${name} 1000`,
       `sentinel failover-timeout ${name} 6000`,
       ...(auth ? [`requirepass ${auth}`, `sentinel sentinel-pass ${auth}`] : []), '',
     ].join('\n'));
-    const process = start('redis-server', [config, '--sentinel']);
+    const process = start(redisServer, [config, '--sentinel']);
     atEnd(async () => {
       process.kill('SIGKILL');
       await process.exited;
@@ -57,7 +63,7 @@ export async function startSentinels({ name = 'mymaster', auth = '' } = {}) {
   for (let i = 0; i < 3; i++) sentinels.push(await startSentinel(first, { name, auth }));
   const keep = keeper();
   const addresses = sentinels.map(({ port }) => ({ host: '127.0.0.1', port }));
-  const asked = addresses.map(({ host, port }) => keep(new Redis({ host, port, password: auth || undefined })));
+  const asked = addresses.map(({ host, port }) => keep(new Redis({ host, port, password: auth || undefined, ...secured })));
   await waitFor(async () => {
     for (const one of asked) {
       const flat = (await one.call('SENTINEL', 'MASTERS'))[0];
@@ -69,12 +75,13 @@ export async function startSentinels({ name = 'mymaster', auth = '' } = {}) {
   await waitFor(async () => /master_link_status:up/.test(await second.client().info('replication')), { ...patience, what: 'the replica is in step' });
   const connection = {
     sentinels: addresses, name, sentinelPassword: auth || undefined, maxRetriesPerRequest: null, sentinelRetryStrategy: () => 100, retryStrategy: () => 100,
+    ...(everywhere ? { ...secured, sentinelTLS: everywhere.options, enableTLSForSentinelMode: true } : {}),
   };
   return {
-    servers: [first, second], sentinels, asked, connection, url: 'redis://127.0.0.1:1',
+    servers: [first, second], sentinels, asked, connection, url: `${first.scheme}://127.0.0.1:1`, scheme: first.scheme,
     env: {
       REDIS_SENTINELS: addresses.map(({ host, port }) => `${host}:${port}`).join(','), REDIS_SENTINEL_MASTER: name,
-      ...(auth ? { REDIS_SENTINEL_PASSWORD: auth } : {}),
+      ...(auth ? { REDIS_SENTINEL_PASSWORD: auth } : {}), ...(everywhere ? { REDIS_SENTINEL_TLS: 'true' } : {}),
     },
     client: () => keep(new Redis(connection)),
     master: async (from = 0) => Number((await asked[from].call('SENTINEL', 'GET-MASTER-ADDR-BY-NAME', name))[1]),
@@ -85,7 +92,7 @@ async function startNode(args) {
   for (let attempt = 1; ; attempt++) {
     try {
       return await startRedis({ args: ['--cluster-enabled', 'yes', '--cluster-config-file', 'nodes.conf', '--cluster-node-timeout', '2000',
-        '--cluster-port', String(await freePort()), '--cluster-require-full-coverage', 'no', ...args] });
+        '--cluster-port', String(await freePort()), '--cluster-require-full-coverage', 'no', ...(everywhere ? ['--tls-cluster', 'yes'] : []), ...args] });
     } catch (error) {
       if (attempt === 5) throw error;
     }
@@ -94,13 +101,14 @@ async function startNode(args) {
 
 /**
  * A cluster of three masters, and `replicas` more nodes that follow the one which has `tag`'s slot. owner() is the node
- * that has it now; move(to, first, between) migrates it: keys that
+ * that has it now; `password`: what it asks for; move(to, first, between) migrates it: keys that
  * match `first`, then the others once between() is done.
  */
-export async function startCluster({ tag = 'bull', replicas = 0, args = [] } = {}) {
+export async function startCluster({ tag = 'bull', replicas = 0, password } = {}) {
   const nodes = [];
+  const args = password ? ['--requirepass', password, '--masterauth', password] : [];
   for (let i = 0; i < 3 + replicas; i++) nodes.push(await startNode(args));
-  const admin = nodes.map((node) => node.client());
+  const admin = nodes.map((node) => node.client({ password }));
   const busOf = async (i) => Number((await admin[i].config('GET', 'cluster-port'))[1]);
   const bounds = [0, 5461, 10923, 16384];
   for (let i = 0; i < 3; i++) await admin[i].call('CLUSTER', 'ADDSLOTSRANGE', bounds[i], bounds[i + 1] - 1);
@@ -124,7 +132,7 @@ export async function startCluster({ tag = 'bull', replicas = 0, args = [] } = {
     await waitFor(async () => /master_link_status:up/.test(await admin[i].info('replication')), { ...patience, what: 'it is in step' });
   }
   const keep = keeper();
-  const options = { redisOptions: { maxRetriesPerRequest: null }, clusterRetryStrategy: () => 100, retryDelayOnTryAgain: 50, maxRedirections: 1000 };
+  const options = { redisOptions: { maxRetriesPerRequest: null, password, ...secured }, clusterRetryStrategy: () => 100, retryDelayOnTryAgain: 50, maxRedirections: 1000 };
   const seeds = nodes.map(({ port }) => ({ host: '127.0.0.1', port }));
   const client = () => {
     const one = keep(new Cluster(seeds, options));
@@ -132,7 +140,8 @@ export async function startCluster({ tag = 'bull', replicas = 0, args = [] } = {
     one.keys = ofAll;
     return one;
   };
-  const self = { nodes, admin, ids, slot, ownerIndex, client, prefix: `{${tag}}`, url: nodes[(home + 1) % 3].url, home };
+  const self = { nodes, admin, ids, slot, ownerIndex, client, prefix: `{${tag}}`, home };
+  self.url = nodes[(home + 1) % 3].url.replace('://', password ? `://:${password}@` : '://');
   Object.defineProperty(self, 'connection', { get: client });
   const migrate = async (from, to, first) => {
     for (;;) {

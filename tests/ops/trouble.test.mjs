@@ -7,7 +7,7 @@ import test from 'node:test';
 import { Redis } from 'ioredis';
 import { startE2b } from '../lib/e2b.mjs';
 import { start, waitFor } from '../lib/process.mjs';
-import { startRedis } from '../lib/redis.mjs';
+import { redisServer, startRedis } from '../lib/redis.mjs';
 import { makeRig, startWorker, workerBin, workerEnv } from '../lib/rig.mjs';
 import { say, wait } from '../lib/scripted.mjs';
 import { get, logOf, metricsOf, patient, portOf, troubles } from './lib.mjs';
@@ -46,7 +46,7 @@ test('a Redis that is loading: one line that names the setting, then jobs run', 
   await r.redis.save();
   own.process.kill('SIGKILL');
   await own.process.exited;
-  const server = start('redis-server', ['--port', String(own.port), '--bind', '127.0.0.1', '--dir', own.dir, '--save', '',
+  const server = start(redisServer, ['--port', String(own.port), '--bind', '127.0.0.1', '--dir', own.dir, '--save', '',
     '--key-load-delay', '20000', '--loading-process-events-interval-bytes', '1024']);
   t.after(() => server.stop(1000));
   const probe = new Redis({ port: own.port, host: '127.0.0.1', enableReadyCheck: false, retryStrategy: () => 20 });

@@ -39,7 +39,7 @@ async function rigWithRoles(t) {
   await admin.call('ACL', 'LOG', 'RESET');
   const keep = [];
   t.after(() => Promise.all(keep.map((one) => one.close())));
-  roles.work = () => r.startWorker({ REDIS_URL: `redis://${roles.worker.user}:pw@127.0.0.1:${redis.port}`, LOG_LEVEL: 'info', METRICS_MAX_DATA_POINTS: '10', LIMITER_MAX: '1000' });
+  roles.work = () => r.startWorker({ REDIS_URL: `${redis.scheme}://${roles.worker.user}:pw@127.0.0.1:${redis.port}`, LOG_LEVEL: 'info', METRICS_MAX_DATA_POINTS: '10', LIMITER_MAX: '1000' });
   roles.queue = new Queue(r.name, { connection: roles.producer.connection });
   roles.flows = new FlowProducer({ connection: roles.producer.connection });
   roles.events = new QueueEvents(r.name, { connection: roles.reader.connection });

@@ -92,6 +92,15 @@ test('a prefix without a hash tag ends the start with the name of the setting', 
   assert.deepEqual(await within(minute, worker.exited, 'the worker ends'), { code: 3, signal: null });
 });
 
+test('a cluster with a password: the worker, the stock client, and docker/client on a connection of its own', async (t) => {
+  const own = await startCluster({ password: 'c4n4ry' });
+  const r = await rigOn(t, own);
+  const job = await r.add([say('in')], { threadId: 't' });
+  assert.equal((await r.result(job, 60_000)).stdout, 'in');
+  await fine(r, job, 'in');
+  assert.ok(!r.worker.lines.join('\n').includes('c4n4ry'), 'no password in the log');
+});
+
 test('the node with the slot dies: its replica takes over, runs go on', async (t) => {
   const own = await startCluster({ replicas: 1 });
   const r = await rigOn(t, own, { events: false });

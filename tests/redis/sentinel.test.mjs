@@ -62,7 +62,7 @@ test('sentinels with a password, one of them gone and one that knows nothing', a
   await site.sentinels[0].process.exited;
   await site.asked[1].call('SENTINEL', 'REMOVE', 'queue');
   site.connection.sentinels = site.connection.sentinels.slice(2);
-  const r = await rigOn(t, site, { env: { REDIS_URL: 'redis://ignored:1' } });
+  const r = await rigOn(t, site, { env: { REDIS_URL: `${site.scheme}://ignored:1` } });
   await fine(r, await r.add([say('here')]), 'here');
   assert.ok(!r.worker.lines.join('\n').includes('c4n4ry'), 'no password in the log');
 });

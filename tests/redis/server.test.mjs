@@ -12,8 +12,8 @@ import { say, wait } from '../lib/scripted.mjs';
 const minute = 60_000 * slow;
 
 /** Greets like a Redis of that version, and answers OK to the rest. */
-async function fakeRedis(version) {
-  const info = `# Server\r\nredis_version:${version}\r\nredis_mode:standalone\r\n`;
+async function fakeRedis(version, mode = 'redis_mode:standalone') {
+  const info = `# Server\r\nredis_version:${version}\r\n${mode}\r\n`;
   const sockets = new Set();
   const server = createServer((socket) => {
     sockets.add(socket);
@@ -36,6 +36,14 @@ test('a Redis that is too old ends the start with a line that says so', async ()
   const worker = startWorker({ REDIS_URL: await fakeRedis('6.0.16'), QUEUE_NAME: 'q' });
   assert.deepEqual(await within(minute, worker.exited, 'the worker ends'), { code: 3, signal: null });
   assert.match(worker.lines.join('\n'), /Redis 6\.0\.16; 6\.2 or later is needed/);
+});
+
+test('a cluster is known for one also where it is told as Valkey does', async () => {
+  for (const mode of ['redis_mode:cluster', 'server_name:valkey\r\nserver_mode:cluster']) {
+    const worker = startWorker({ REDIS_URL: await fakeRedis('7.2.4', mode), QUEUE_NAME: 'q' });
+    assert.deepEqual(await within(minute, worker.exited, 'the worker ends'), { code: 3, signal: null });
+    assert.match(worker.lines.join('\n'), /Redis Cluster.*QUEUE_PREFIX/);
+  }
 });
 
 test('an eviction policy that drops jobs is warned about, once', async (t) => {
