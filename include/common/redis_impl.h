@@ -168,7 +168,8 @@ void redis_route_moved(struct redis *r, const char *error); /* "MOVED <slot> <ho
 /* The slot of a key; -1 when it has no hash tag. */
 int redis_slot(const char *key);
 
-/* redis.c: what to look at when a TLS connection fails before it is ready and nobody says why; else "". */
+/* redis.c: what to look at when a TLS connection fails before it is ready and nobody says why;
+ * else "". */
 const char *redis_greeting_hint(const struct redis *r);
 
 /* redis_tls.c */
