@@ -226,9 +226,13 @@ sbom: all ## The bill of materials: build/sbom.json (CycloneDX)
 test-debian13: deps ## docker/Dockerfile's stages in Debian 13 trees (debootstrap, as root), its images run, tests inside
 	@tests/debian13/run
 
+.PHONY: test-cgroup2
+test-cgroup2: deps ## The systemd unit, and LOCAL's control groups (v2), in a virtual machine (QEMU, x86-64; some minutes)
+	@tests/cgroup2/run
+
 .PHONY: clean
 clean: ## Remove what was built (fetched packages stay in build/deps)
-	rm -rf build/release* build/test* build/san* build/fuzz build/demo build/dist build/deb build/sbom.json
+	rm -rf build/release* build/test* build/san* build/fuzz build/demo build/dist build/deb build/cgroup2 build/sbom.json
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 

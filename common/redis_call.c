@@ -8,6 +8,9 @@
 #include "common/mem.h"
 #include "common/redis_impl.h"
 
+#define DENIED_KINDS    8               /* missing rights that are remembered as said */
+#define DENIED_QUIET_MS (5 * 60 * 1000) /* until they are said again */
+
 /* hiredis moves its whole buffer at each partial write, so it gets a large request in slices. */
 #define REDIS_SLICE_BYTES ((size_t)256 * 1024)
 /* What one flush writes at most before other watchers get their turn. */
@@ -391,6 +394,43 @@ bool redis_is_passing(const redisReply *reply)
     return strstr(reply->str, "OOM command not allowed") != NULL;
 }
 
+bool redis_is_denied(const redisReply *reply)
+{
+    return reply && reply->type == REDIS_REPLY_ERROR &&
+           (is_error(reply, "NOPERM") || strstr(reply->str, "ACL failure in script") ||
+            strstr(reply->str, "The user executing the script can't"));
+}
+
+bool redis_is_unrun(const redisReply *reply)
+{
+    return redis_is_passing(reply) ||
+           (redis_is_denied(reply) && is_error(reply, "NOPERM") && !strstr(reply->str, "script:"));
+}
+
+/* One line for each right that is missing, now and then again, for all connections: many calls want
+ * the same. */
+static void say_denied(const struct redis *r, const redisReply *reply)
+{
+    static char said[DENIED_KINDS][160];
+    static long long said_at[DENIED_KINDS];
+    static size_t next;
+    const char *more = strstr(reply->str, " script: "); /* a hash and a line's number */
+    int len = (int)(more ? (size_t)(more - reply->str) : strlen(reply->str));
+    char text[sizeof(said[0])];
+    long long now = redis_now_ms();
+
+    snprintf(text, sizeof(text), "%.*s", len, reply->str);
+    for (size_t i = 0; i < DENIED_KINDS; i++)
+        if (!strcmp(said[i], text) && now - said_at[i] < DENIED_QUIET_MS)
+            return;
+    log_error("redis (%s) %s, %s: its user has not all the rights that the worker needs, which "
+              "README lists (%s); trying again",
+              r->options.label, r->where, redis_setting(r), text);
+    snprintf(said[next], sizeof(said[next]), "%s", text);
+    said_at[next] = now;
+    next = (next + 1) % DENIED_KINDS;
+}
+
 /* One line when the slot begins to move, and one when it is at rest again. */
 static void watch_slot(struct redis *r, const redisReply *reply)
 {
@@ -430,6 +470,8 @@ static void answer_user(struct redis *r, const struct redis_call *call, redisRep
         mark_healthy(r);
     if (r->cluster && call->script)
         watch_slot(r, reply);
+    if (redis_is_denied(reply))
+        say_denied(r, reply);
     char text[320] = "";
     if (demotion || moved)
         snprintf(text, sizeof(text), "%s", reply->str);

@@ -82,7 +82,7 @@ static void on_bell(struct redis *r, redisReply *reply, void *data)
         queue_say_refused(in->q, "a wait on stream:jobs", reply);
         pause_then_call(in, PAUSE_S);
     } else if (reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOGROUP", 7) != 0) {
-        set_state(in, LOG_LEVEL_WARN, false, reply->str);
+        set_state(in, redis_is_denied(reply) ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, false, reply->str);
         pause_then_call(in, PAUSE_S);
     } else {
         call_admit(in); /* also when nothing came: a replica may have died with an entry in hand */
@@ -154,7 +154,7 @@ static void on_admitted(redisReply *reply, void *data)
     } else if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 7) {
         go_on(in, reply);
     } else {
-        set_state(in, LOG_LEVEL_WARN, false,
+        set_state(in, redis_is_denied(reply) ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, false,
                   reply->type == REDIS_REPLY_ERROR ? reply->str : "unexpected answer");
         pause_then_call(in, PAUSE_S);
     }

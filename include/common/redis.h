@@ -123,6 +123,14 @@ int redis_frame_head(char *out, size_t len);
  * (LOADING, BUSY, OOM, READONLY, ASK, TRYAGAIN, MOVED ...)? */
 bool redis_is_passing(const redisReply *reply);
 
+/* Has the connection's user not the rights (NOPERM, or what a script is told)? The connection has
+ * said so, in one line that names the setting. */
+bool redis_is_denied(const redisReply *reply);
+
+/* Passing, or denied as a whole: nothing of the call was carried out, and the same call may be made
+ * again. */
+bool redis_is_unrun(const redisReply *reply);
+
 /* EVALSHA; on NOSCRIPT the same call again as EVAL, invisible to the caller. The argv given are
  * KEYS then ARGV; framed: as they go to Redis, len bytes of argc arguments. In a cluster slot_key
  * is added to KEYS: as it never exists, a script is refused (ASK, TRYAGAIN) before its first line

@@ -1,9 +1,10 @@
 // The status port: health, readiness, metrics, and what a scaler reads (issue: operations).
 import assert from 'node:assert/strict';
-import { execFileSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { execFileSync, spawnSync } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import test from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { waitFor, within } from '../lib/process.mjs';
 import { startRedis } from '../lib/redis.mjs';
 import { makeRig, workerBin, workerEnv } from '../lib/rig.mjs';
@@ -18,6 +19,15 @@ const readiness = async (port) => {
   return [page.status, JSON.parse(page.body).why];
 };
 const becomes = (what, check) => waitFor(check, { timeout: patient, what });
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const fetched = `${root}build/deps/bin/promtool`; // by .ci/deps, where the system has none
+/** Runs promtool; asserts that it is content, and that it has not a word to say against its input. */
+function promtool(args, input) {
+  const { status, stdout, stderr, error } = spawnSync(existsSync(fetched) ? fetched : 'promtool', args, { cwd: root, input, encoding: 'utf8' });
+  assert.equal(error, undefined);
+  assert.equal(status, 0, stdout + stderr);
+  return stdout + stderr;
+}
 
 test('/healthz turns false when the claim loop hangs, while Redis answers PING', async (t) => {
   const r = await makeRig(t, redis, { env });
@@ -133,6 +143,24 @@ test('metrics: Prometheus format, and they count what happened', async (t) => {
   assert.ok(m.value('process_resident_memory_bytes') > 1e6);
   assert.ok(Math.abs(m.value('process_start_time_seconds') - Date.now() / 1000) < 600);
   assert.equal(m.families.sandpiper_build_info.samples[0].labels.bullmq, '6.7.0');
+});
+
+test('promtool finds no fault with /metrics, the configuration and the rules in docker/', async (t) => {
+  const r = await makeRig(t, redis, { env });
+  const port = await portOf(r.worker);
+  await r.run([say('x')], { threadId: 'one' });
+  await r.run([raise()]);
+  assert.match(await r.failure(await r.add([{ fail: 'no_sandbox' }])), /./);
+  await becomes('the ends are counted', async () => (await metricsOf(port)).value('sandpiper_finish_duration_seconds_count') === 3);
+  const { text, families } = await metricsOf(port);
+  assert.equal(promtool(['check', 'metrics'], text), '');
+  assert.notEqual(spawnSync(existsSync(fetched) ? fetched : 'promtool', ['check', 'metrics'], { input: `${text}bad_total{ 1\n` }).status, 0);
+  assert.match(promtool(['check', 'config', 'docker/prometheus/prometheus.yml']), /SUCCESS: 1 rule files found[^]*SUCCESS: 6 rules found/);
+  const rules = readFileSync(`${root}docker/prometheus/rules.yml`, 'utf8');
+  for (const [name] of rules.matchAll(/\bsandpiper_[a-z0-9_]+/g)) assert.ok(families[name], name);
+  for (const [, reasons] of rules.matchAll(/reason=~"([^"]+)"/g)) {
+    for (const reason of reasons.split('|')) assert.match(readFileSync(`${root}README.md`, 'utf8'), new RegExp(`^\\|.*\`${reason}\``, 'm'));
+  }
 });
 
 test('the dashboard asks only for metrics that there are', async (t) => {

@@ -38,6 +38,31 @@ test('a wrong Redis password: one line that names the setting; with the right on
   }
 });
 
+test('a Redis user without a right: one line that names the setting; runs go on, and end when the right is there', async (t) => {
+  for (const name of ['REDIS_URL', 'REDIS_QUEUE_URL']) {
+    const r = await makeRig(t, redis, { replicas: 0 });
+    const user = `right${name.length}`;
+    const may = (...rules) => r.redis.call('ACL', 'SETUSER', user, 'on', '>c4nary', '~*', '&*', ...rules);
+    await may('+@all', '-evalsha', '-eval');
+    const worker = r.startWorker({ LOG_LEVEL: 'debug', [name]: `redis://${user}:c4nary@127.0.0.1:${redis.port}` });
+    const waiting = await r.add([say('waited')]);
+    await becomes('it is said', () => troubles(worker).length > 0);
+    await may('+@all');
+    assert.equal((await r.result(waiting, patient)).stdout, 'waited');
+    const job = await r.add([say('before '), wait(500), say('after')]);
+    await becomes('it runs', async () => (await r.replyNow(job)).some(({ type }) => type === 'stdout'));
+    await may('-evalsha', '-eval');
+    const refusals = () => logOf(worker).filter(({ msg }) => /^redis refused (reply|turn) for now: NOPERM/.test(msg)).length;
+    await becomes('its output, or its end, was tried', () => refusals() >= 3);
+    await may('+@all');
+    assert.equal((await r.result(job, patient)).stdout, 'before after');
+    const said = troubles(worker);
+    assert.equal(said.length, 1, JSON.stringify(said));
+    assert.match(said[0].msg, new RegExp(`, ${name}: its user has not all the rights that the worker needs, which README lists \\(NOPERM .*evalsha.*\\); trying again$`));
+    assert.ok(!worker.lines.some((line) => /c4nary/.test(line)));
+  }
+});
+
 test('a Redis that is loading: one line that names the setting, then jobs run', async (t) => {
   const own = await startRedis({ args: ['--loading-process-events-interval-bytes', '1024'] });
   const r = await makeRig(t, own, { replicas: 0, events: false });

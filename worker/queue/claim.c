@@ -209,7 +209,7 @@ static void on_claimed(struct redis *r, redisReply *reply, void *data)
     (void)r;
     struct claim *c = data;
     struct claim_answer answer;
-    if (redis_is_passing(reply))
+    if (redis_is_passing(reply) || redis_is_denied(reply))
         queue_say_refused(c->queue, "claim", reply);
     else if (reply != NULL && reply->type == REDIS_REPLY_ERROR)
         log_error("claim failed: %s", reply->str);

@@ -189,9 +189,10 @@ void queue_say_refused(struct queue *q, const char *what, const redisReply *repl
 {
     long long now = text_monotonic_ms();
     bool said = q->refused_said != 0 && now - q->refused_said < REFUSED_QUIET_MS;
-    log_write(said ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, NULL, "redis refused %s for now: %s", what,
+    bool quiet = said || redis_is_denied(reply); /* which is said where the setting is known */
+    log_write(quiet ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, NULL, "redis refused %s for now: %s", what,
               reply->str);
-    if (!said)
+    if (!quiet)
         q->refused_said = now;
 }
 
@@ -204,7 +205,7 @@ static void on_reply(struct redis *r, redisReply *reply, void *data)
     if (!call->cancelled) {
         if (reply == NULL) /* lost: sent again when the connection is back */
             return;
-        if (redis_is_passing(reply)) {
+        if (redis_is_unrun(reply)) {
             queue_say_refused(q, call->script->name, reply);
             if (!ev_is_active(&q->retry)) {
                 ev_timer_set(&q->retry, RETRY_SECONDS, 0);
@@ -213,7 +214,8 @@ static void on_reply(struct redis *r, redisReply *reply, void *data)
             return;
         }
         if (reply->type == REDIS_REPLY_ERROR)
-            log_error("script %s failed: %s", call->script->name, reply->str);
+            log_write(redis_is_denied(reply) ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR, NULL,
+                      "script %s failed: %s", call->script->name, reply->str);
     }
     call_unlink(call);
     if (!call->cancelled && call->cb != NULL)

@@ -2,8 +2,9 @@
 
 import errno
 import os
+import subprocess
 
-from host.processes import process_table
+from host.processes import descendants, log, process_table
 
 LEAF = "sandpiper-worker"
 WANTED = ("memory", "pids", "cpu")
@@ -33,6 +34,7 @@ class Groups:
     def __init__(self):
         self.folder = None
         self.controllers = []
+        self.names = set()  # of the groups in use
         self.why = ""
 
     def setup(self, token):
@@ -55,38 +57,46 @@ class Groups:
         """A group with processes may have no controlled children: the worker goes into a leaf first."""
         try:
             if os.path.exists(folder + "/cgroup.type"):  # the root has no such file, and no such rule
-                self.move_worker(folder)
-            for name in list(self.controllers):
-                try:
-                    write(folder + "/cgroup.subtree_control", "+" + name)
-                except OSError:
-                    self.controllers.remove(name)
+                move_worker(folder)
+            self.controllers = [name for name in self.controllers if enabled(folder, name)]
+            if not self.controllers:
+                self.why = "none of the cgroup's controllers can be used"
+                return
             self.folder = os.path.join(folder, "sandpiper-" + token)
             os.makedirs(self.folder, exist_ok=True)
             for name in self.controllers:
                 write(self.folder + "/cgroup.subtree_control", "+" + name)
-        except OSError as error:
-            self.folder, self.why = None, "the cgroup cannot be divided: %s" % error
+            self.try_out()
+        except (OSError, subprocess.SubprocessError) as error:
+            self.close()
+            self.why = "the cgroup cannot be divided: %s" % (getattr(error, "strerror", None) or error)
 
-    def move_worker(self, folder):
-        worker = os.getppid()
-        table = process_table()
-        members = [int(pid) for pid in read(folder + "/cgroup.procs").split()]
-        for pid in members:
-            if pid != worker and pid != os.getpid() and table.get(pid) != worker:
-                raise OSError(errno.EBUSY, "other processes than the worker are in it")
-        if members:
-            os.makedirs(os.path.join(folder, LEAF), exist_ok=True)
-        for pid in members:
-            write(os.path.join(folder, LEAF, "cgroup.procs"), str(pid))
+    def try_out(self):
+        """Whether a process can be put into a group of ours; better now than at the start of each kernel."""
+        group = Group(self, "trial", {})
+        try:
+            if group.folder is None:
+                raise OSError(errno.EACCES, "no group can be made in it")
+            subprocess.run(["true"], stdin=subprocess.DEVNULL, preexec_fn=group.enter, check=False)
+        finally:
+            group.close()
 
     def describe(self):
         if self.folder is None:
             return "no cgroup limits (%s)" % self.why
-        return "cgroup v2 limits: %s" % (", ".join(self.controllers) or "none")
+        return "cgroup v2 limits: %s" % ", ".join(self.controllers)
+
+    def clear(self):
+        """Removes groups without processes: those of killed kernels, and of a host that was killed."""
+        for entry in os.scandir(self.folder) if self.folder is not None else ():
+            if entry.is_dir() and entry.name not in self.names:
+                remove(entry.path)
 
     def close(self):
+        self.names.clear()
+        self.clear()
         remove(self.folder)
+        self.folder = None
 
 
 class Group:
@@ -94,19 +104,24 @@ class Group:
 
     def __init__(self, groups, name, limits):
         self.folder = None
+        self.groups, self.name = groups, name
         if groups.folder is None:
             return
         folder = os.path.join(groups.folder, name)
         try:
+            groups.clear()
             os.mkdir(folder)
-        except OSError:
+        except OSError as error:
+            log("no cgroup for a session: %s" % error)
             return
         self.folder = folder
+        groups.names.add(name)
         for file, value in self.limits(groups.controllers, limits):
             try:
                 write(os.path.join(folder, file), value)
-            except OSError:
-                pass  # e.g. no accounting of swap
+            except OSError as error:
+                if file != "memory.swap.max":  # which is there only where swap is accounted for
+                    log("a session's cgroup: %s: %s" % (file, error.strerror))
 
     @staticmethod
     def limits(controllers, limits):
@@ -136,8 +151,39 @@ class Group:
                 pass
 
     def close(self):
+        """A killed process may still be on its way out: what cannot be removed now is when groups are cleared."""
+        self.groups.names.discard(self.name)
         remove(self.folder)
         self.folder = None
+
+
+def move_worker(folder):
+    """All of the worker's processes, into a leaf; also those that begin meanwhile."""
+    worker = os.getppid()
+    for _ in range(100):
+        members = [int(pid) for pid in read(folder + "/cgroup.procs").split()]
+        if not members:
+            return
+        table = process_table()
+        own = descendants(worker, table) | {worker}
+        # 0: one of another PID namespace. Who is in no table has just ended.
+        if any(pid not in own and (pid == 0 or pid in table) for pid in members):
+            raise OSError(errno.EBUSY, "other processes than the worker are in it")
+        os.makedirs(os.path.join(folder, LEAF), exist_ok=True)
+        for pid in members:
+            try:
+                write(os.path.join(folder, LEAF, "cgroup.procs"), str(pid))
+            except ProcessLookupError:
+                pass
+    raise OSError(errno.EBUSY, "the worker's processes cannot be moved out of it")
+
+
+def enabled(folder, controller):
+    try:
+        write(folder + "/cgroup.subtree_control", "+" + controller)
+        return True
+    except OSError:
+        return False
 
 
 def remove(folder):
