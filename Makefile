@@ -197,6 +197,7 @@ install: all ## Install the worker: DESTDIR=, PREFIX=/usr/local
 	chmod 644 $(DESTDIR)$(PREFIX)/lib/systemd/system/sandpiper.service
 	install -D -m 644 docker/systemd/local.conf $(DESTDIR)$(PREFIX)/share/doc/sandpiper/systemd-local.conf
 	install -D -m 644 docker/grafana/sandpiper.json $(DESTDIR)$(PREFIX)/share/doc/sandpiper/grafana.json
+	install -D -m 644 docker/prometheus/rules.yml $(DESTDIR)$(PREFIX)/share/doc/sandpiper/prometheus-rules.yml
 	install -D -m 644 README.md $(DESTDIR)$(PREFIX)/share/doc/sandpiper/README.md
 	install -D -m 644 LICENSE $(DESTDIR)$(PREFIX)/share/doc/sandpiper/LICENSE
 	install -D -m 644 THIRD_PARTY_NOTICES $(DESTDIR)$(PREFIX)/share/doc/sandpiper/THIRD_PARTY_NOTICES

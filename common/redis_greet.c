@@ -53,11 +53,14 @@ static void greet_warn(const struct redis *r, bool *warned, const char *what, co
 static void greet_refused(struct redis *r, enum redis_step step, const char *error)
 {
     const char *what = "the server refused the connection";
+    bool sentinel = !strcmp(redis_setting(r), "REDIS_SENTINEL_PASSWORD");
     if (begins(error, "WRONGPASS") ||
         (step == REDIS_STEP_AUTH && begins(error, "ERR invalid password")))
-        what = "the server refused the user or password";
+        what = sentinel ? "the sentinel refused REDIS_SENTINEL_USER and REDIS_SENTINEL_PASSWORD"
+                        : "the server refused the user or password";
     else if (begins(error, "NOAUTH"))
-        what = "the server wants a password and the URL has none";
+        what = sentinel ? "the sentinel wants a password, and REDIS_SENTINEL_PASSWORD is not set"
+                        : "the server wants a password and the URL has none";
     else if (begins(error, "LOADING"))
         what = "the server is still loading its data";
     else if (begins(error, "MASTERDOWN"))

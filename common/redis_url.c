@@ -296,6 +296,7 @@ int redis_url_add_sentinels(struct redis_url *url, const char *list, const char 
     for (size_t i = 0; i < url->sentinel_count; i++) {
         struct redis_url *one = &url->sentinels[i];
         one->tls = tls;
+        one->setting = "REDIS_SENTINEL_PASSWORD";
         one->user = *user ? mem_strdup(user) : NULL;
         one->password = *password ? mem_strdup(password) : NULL;
         one->tls_files.ca = mem_strdup(url->tls_files.ca);

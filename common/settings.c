@@ -277,6 +277,8 @@ static struct settings *settings_copy(const struct settings *base)
 static int overlay_field(struct settings *s, const char *name, const char *given,
                          const struct reason *reason)
 {
+    if (!*name) /* there is no hash to read: what Redis says */
+        return fail(reason, "settings:runtime: %.160s", given);
     for (int id = 0; id < SETTING_COUNT; id++) {
         const struct setting_row *row = settings_row((enum setting)id);
 

@@ -76,14 +76,17 @@ static void on_runtime(struct redis *r, redisReply *reply, void *data)
 {
     (void)r;
     struct presence *p = data;
-    if (reply == NULL || reply->type != REDIS_REPLY_ARRAY || p->leaving)
+    bool wrong = reply != NULL && reply->type == REDIS_REPLY_ERROR && !redis_is_unrun(reply);
+    if (reply == NULL || (reply->type != REDIS_REPLY_ARRAY && !wrong) || p->leaving)
         return;
-    const char **fields = mem_alloc((reply->elements + 1) * sizeof *fields);
+    const char **fields = mem_alloc((reply->elements + 2) * sizeof *fields);
     char err[256] = "";
     for (size_t i = 0; i < reply->elements; i++)
         fields[i] = reply->element[i]->str != NULL ? reply->element[i]->str : "";
+    if (wrong)
+        fields[0] = "", fields[1] = reply->str;
     struct settings *s =
-        settings_overlay(p->settings, fields, reply->elements / 2, err, sizeof err);
+        settings_overlay(p->settings, fields, wrong ? 1 : reply->elements / 2, err, sizeof err);
     const char *why = err, *driver = s != NULL ? factory_describe(s, &why) : "INVALID";
     tell(p, driver, why);
     settings_free(s);

@@ -561,11 +561,11 @@ struct worker *worker_new(struct ev_loop *loop, struct settings *settings, char 
     w->host = (struct run_host){loop,    w->queue,    w->turn,   w->redis,     w->locks, w->factory,
                                 w->http, w->settings, may_fetch, on_run_ended, w};
     redis_url_fini(&url);
-    const char *not_named;
-    const char *driver = factory_describe(settings, &not_named);
-    log_info("replica %s: queue %s, %lld slots, driver %s%s%s", w->replica_id,
-             queue_prefix(w->queue), w->concurrency, driver, not_named[0] != '\0' ? ": " : "",
-             not_named);
+    /* DISABLED is wanted, or is LOCAL's, which has lines of its own. */
+    const char *not_named, *driver = factory_describe(settings, &not_named);
+    log_write(*not_named && strcmp(driver, "DISABLED") ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, NULL,
+              "replica %s: queue %s, %lld slots, driver %s%s%s", w->replica_id,
+              queue_prefix(w->queue), w->concurrency, driver, *not_named ? ": " : "", not_named);
     w->ops = ops_new(loop, settings, look, w);
     return w;
 }

@@ -124,7 +124,8 @@ struct settings *settings_from_environment(char *err, size_t err_size);
 
 /* A set: base overlaid with field/value pairs (fields[2i], fields[2i+1]) of the runtime hash.
  * Unknown and environment-only fields are skipped (a debug line). NULL with a reason when a value
- * does not parse. A reference, of the caller's: the same set again where nothing has changed. */
+ * does not parse, or a field has no name: its value then says why the hash cannot be read. A
+ * reference, of the caller's: the same set again where nothing has changed. */
 struct settings *settings_overlay(struct settings *base, const char *const *fields, size_t count,
                                   char *err, size_t err_size);
 struct settings *settings_ref(struct settings *s); /* counted: each ref needs a settings_free */

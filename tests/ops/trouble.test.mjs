@@ -131,6 +131,24 @@ test('an E2B key that is refused: the job and the log name E2B_API_KEY; the next
   assert.equal(m.value('sandpiper_sandboxes_acquired_total', { driver: 'E2B', how: 'warm' }), 1, m.text);
 });
 
+test('settings by which no job can run are warned about at the start, by name', async (t) => {
+  const missing = join(tmpdir(), `sandpiper-missing-${process.pid}`);
+  for (const [env, name] of [
+    [{ CODE_INTERPRETER_TYPE: 'LOKAL' }, /CODE_INTERPRETER_TYPE/],
+    [{ CODE_INTERPRETER_TYPE: 'E2B' }, /E2B_API_KEY/],
+    [{ CODE_INTERPRETER_TYPE: 'LOCAL', NODE_ENV: 'production', CODE_INTERPRETER_LOCAL_DIR: missing }, /isolated.* CODE_INTERPRETER_LOCAL_DIR: .*No such file/],
+    [{ CODE_INTERPRETER_TYPE: 'LOCAL', NODE_ENV: 'development', CODE_INTERPRETER_LOCAL_DIR: missing }, /LOCAL cannot be made: CODE_INTERPRETER_LOCAL_DIR: .*No such file/],
+  ]) {
+    const r = await makeRig(t, redis, { env: { LOG_LEVEL: 'info', ...env } });
+    const [setting] = /[A-Z0-9_]{8,}/.exec(name.source);
+    await becomes('it is said', () => troubles(r.worker).some(({ msg }) => name.test(msg)));
+    for (const { msg } of troubles(r.worker)) assert.ok(msg.includes(setting), msg);
+    assert.ok(!r.worker.lines.some((line) => /Traceback/.test(line)), 'lines of the log, nothing else');
+    const failed = await r.failure(await r.add('print(1)', { threadId: 'one' }), patient);
+    assert.ok(failed.includes(setting) || failed.includes('(LOKAL)'), failed); // the latter in the incumbent's words
+  }
+});
+
 test('a full disk: the job and the log name the folder\'s setting, and the next job runs when there is room', async (t) => {
   const r = await makeRig(t, redis, { replicas: 0 });
   const dir = mkdtempSync(join(tmpdir(), 'sandpiper-full-'));

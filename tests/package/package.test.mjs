@@ -20,7 +20,7 @@ test('make install puts all below DESTDIR and PREFIX, make uninstall takes all a
   sh('make', '-s', 'install', `DESTDIR=${dest}`, 'PREFIX=/opt/sp');
   const names = files(dest).map((name) => name.slice(dest.length));
   for (const name of ['/opt/sp/bin/sandpiper', '/opt/sp/share/man/man1/sandpiper.1', '/opt/sp/lib/systemd/system/sandpiper.service',
-     '/opt/sp/share/doc/sandpiper/THIRD_PARTY_NOTICES', '/opt/sp/share/doc/sandpiper/LICENSE']) assert.ok(names.includes(name), `${name} in ${names}`);
+     '/opt/sp/share/doc/sandpiper/THIRD_PARTY_NOTICES', '/opt/sp/share/doc/sandpiper/LICENSE', '/opt/sp/share/doc/sandpiper/prometheus-rules.yml']) assert.ok(names.includes(name), `${name} in ${names}`);
   assert.ok(names.every((name) => name.startsWith('/opt/sp/')), String(names));
   assert.equal(sh(join(dest, 'opt/sp/bin/sandpiper'), '--version').trim(), `sandpiper ${version}`);
   assert.match(readFileSync(join(dest, 'opt/sp/lib/systemd/system/sandpiper.service'), 'utf8'), /^ExecStart=\/opt\/sp\/bin\/sandpiper/m);

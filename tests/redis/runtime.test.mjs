@@ -71,6 +71,23 @@ test('a secret in a file is read again for each job, and a broken value heals wi
   }
 });
 
+test('a key in the place of the hash that is none fails jobs by their attempts, with the reason, and stalls none', async (t) => {
+  const r = await makeRig(t, redis, { replicas: 2 });
+  const key = `${r.P}settings:runtime`;
+  await r.redis.set(key, 'no hash');
+  for (let i = 0; i < 8; i++) {
+    assert.match(await r.failure(await r.add([say('x')], { threadId: `t${i % 3}` })), /^The runtime settings are wrong: settings:runtime: WRONGTYPE/);
+  }
+  const waits = await r.add([say('waited')], { threadId: 't' }, { attempts: 50, backoff: { type: 'fixed', delay: 100 } });
+  await waitFor(async () => Number((await r.hash(waits)).atm) >= 2, { what: 'its second attempt' });
+  const told = (seen) => seen.driver === 'INVALID' && /WRONGTYPE/.test(seen.why);
+  await waitFor(async () => (await Promise.all((await r.redis.keys(`${r.P}replica:*`)).map((one) => r.redis.hgetall(one)))).some(told),
+    { what: 'a replica tells it' });
+  await r.redis.del(key);
+  assert.equal((await r.result(waits)).stdout, 'waited');
+  assert.ok(!r.workers.some((worker) => worker.lines.some((line) => /stalled|claim failed/.test(line))));
+});
+
 test('SCRIPTED, E2B, DISABLED and back while jobs run: each job has the driver of its claim, none is lost', async (t) => {
   const r = await makeRig(t, redis, { replicas: 2, env: { ...e2b.env, CODE_INTERPRETER_TYPE: 'DISABLED' } });
   const key = `${r.P}settings:runtime`;

@@ -65,6 +65,11 @@ test('sentinels with a password, one of them gone and one that knows nothing', a
   const r = await rigOn(t, site, { env: { REDIS_URL: `${site.scheme}://ignored:1` } });
   await fine(r, await r.add([say('here')]), 'here');
   assert.ok(!r.worker.lines.join('\n').includes('c4n4ry'), 'no password in the log');
+  for (const [password, told] of [['', /wants a password, and REDIS_SENTINEL_PASSWORD is not set/], ['wr0ng', /refused REDIS_SENTINEL_USER and REDIS_SENTINEL_PASSWORD/]]) {
+    const other = await rigOn(t, site, { env: { REDIS_URL: `${site.scheme}://ignored:1`, REDIS_SENTINEL_PASSWORD: password } });
+    await other.worker.waitLine(told, { timeout: minute });
+    assert.ok(!other.worker.lines.join('\n').includes('wr0ng'), 'no password in the log');
+  }
 });
 
 test('sentinels that name no master, or a replica, are told apart and waited for', async (t) => {

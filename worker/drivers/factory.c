@@ -241,9 +241,10 @@ const char *factory_describe(const struct settings *settings, const char **why)
 void factory_prepare(struct factory *f, const struct settings *settings)
 {
     char err[400];
-    const char *why, *name = factory_describe(settings, &why);
+    const char *why;
     enum type type = type_of(settings);
 
+    factory_describe(settings, &why);
     /* E2B: its sweeper has work also where no job comes. */
     if (type != TYPE_LOCAL && (type != TYPE_E2B || why[0] != '\0'))
         return;
@@ -251,7 +252,7 @@ void factory_prepare(struct factory *f, const struct settings *settings)
     if (driver != NULL)
         factory_give_back(f, driver);
     else
-        log_error("driver %s cannot be made: %s", name, err);
+        log_error("driver %s cannot be made: %s", type == TYPE_LOCAL ? "LOCAL" : "E2B", err);
 }
 
 void factory_dispose(struct factory *f, driver_done_fn done, void *data)

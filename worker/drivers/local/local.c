@@ -366,6 +366,21 @@ static json_t *host_config(const struct local *local, const struct settings *s)
                      local_network(s), "silence_s", silence_s, "prepare", embedded_prepare_py);
 }
 
+/* The sessions' folder; an error names the setting. */
+static int make_folder(const struct driver_host *host, const struct settings *settings,
+                       struct local_folder *folder, char *err, size_t err_size)
+{
+    static const char name[] = "CODE_INTERPRETER_LOCAL_DIR";
+    char why[300];
+
+    if (local_folder_init(folder, settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_DIR),
+                          host->replica_id, is_isolated(settings), why, sizeof(why)) == 0)
+        return 0;
+    bool named = strncmp(why, name, sizeof(name) - 1) == 0;
+    snprintf(err, err_size, "%s%s%s", named ? "" : name, named ? "" : ": ", why);
+    return -1;
+}
+
 struct driver *driver_local_new(const struct driver_host *host, const struct settings *settings,
                                 char *err, size_t err_size)
 {
@@ -373,8 +388,7 @@ struct driver *driver_local_new(const struct driver_host *host, const struct set
     struct local_folder folder;
 
     if (check_tools(settings, err, err_size) != 0 ||
-        local_folder_init(&folder, settings_str(settings, SETTING_CODE_INTERPRETER_LOCAL_DIR),
-                          host->replica_id, is_isolated(settings), err, err_size) != 0)
+        make_folder(host, settings, &folder, err, err_size) != 0)
         return NULL;
     struct local *local = mem_alloc(sizeof(*local));
     local->base.ops = &local_ops;

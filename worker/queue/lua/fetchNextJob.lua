@@ -111,7 +111,9 @@ local function spFetch(opts, tokens)
     end
     if #jobs > 0 then
         spCountChildren(jobs)
-        local settings = rcall("HGETALL", spc.prefix .. "settings:runtime")
+        -- Whoever may write it must not be able to stop this script half-way: the jobs are to fail, with the reason.
+        local settings = redis.pcall("HGETALL", spc.prefix .. "settings:runtime")
+        if settings["err"] then settings = {"", settings["err"]} end
         if #settings > 0 then spTell(jobs[1], 6, settings) end
         -- Who waits on the marker is woken when there is something to look at: a job, or the time of a delayed one.
         local waits = rcall("LLEN", spc.wait) > 0 or rcall("ZCARD", spc.prioritized) > 0

@@ -1,5 +1,6 @@
 """Can code be isolated on this machine? Runs a check in a sandbox like any other, and says so in one JSON line."""
 
+import errno
 import json
 import os
 import pkgutil
@@ -66,14 +67,18 @@ def probe(uid):
 
 def main(text):
     Config.take(json.loads(text))
-    Config.base = tempfile.mkdtemp(prefix="sandpiper-probe-", dir=Config.base)
+    parent, Config.base = Config.base, None
     try:
+        Config.base = tempfile.mkdtemp(prefix="sandpiper-probe-", dir=parent)
         why = probe(json.loads(text)["uid"])
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)
+        if Config.base is None or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            why = "CODE_INTERPRETER_LOCAL_DIR: %s: %s" % (parent, error.strerror)
     finally:
         os.chdir("/")
-        shutil.rmtree(Config.base, ignore_errors=True)
+        if Config.base is not None:
+            shutil.rmtree(Config.base, ignore_errors=True)
     if why is not None:
         log(why)
     print(json.dumps({"ok": why is None, "why": why or ""}))
