@@ -20,7 +20,11 @@ function makeGroup(name) {
     const before = readFileSync(control, 'utf8').split(/\s+/);
     if (!before.includes(controller)) {
       writeFileSync(control, `+${controller}`);
-      atEnd(() => writeFileSync(control, `-${controller}`));
+      atEnd(() => {
+        try {
+          writeFileSync(control, `-${controller}`);
+        } catch {} // another one uses it by now
+      });
     }
     const folder = join(line[4], `sandpiper-${name}-${process.pid}`);
     mkdirSync(folder);
