@@ -5,7 +5,8 @@
   KEYS: <job>
   ARGV: prefix, now (ms), job id, msgpack opts as claim's, when it was said (ms)
   Returns the job as claim does; -n it is claimed, for the nth time; 1 there is no such job; 2 it has ended, or waits
-  for its children, or was cancelled by what was said then, and retried by hand since. A claimed job without a mark fails when it is claimed again, should its worker die or retry it.
+  for its children, or was cancelled by what was said then, and retried by hand since. A claimed job without a mark
+  fails when it is claimed again, should its worker die or retry it.
 ]]
 local rcall = redis.call
 
@@ -29,10 +30,11 @@ if not taken then
     rcall("HSET", jobKey, "sp:c", 1)
     return -(tonumber(f[6]) or 0)
 end
+local found = not f[7]
 f[7] = f[7] or spFindThread(f)
 if f[7] then spForget(f[7], jobId) end
 rcall("LPUSH", spc.active, jobId)
 rcall("HSET", jobKey, "delay", 0, "sp:c", 1, "sp:h", ARGV[5]) -- also if we die before it has failed
-local job = spPrepare(jobId, f, opts["token"], opts, nil, false, nil, nil)
+local job = spPrepare(jobId, f, found, opts["token"], opts, nil, false, nil, nil)
 addBaseMarkerIfNeeded(spc.marker, false)
 return job

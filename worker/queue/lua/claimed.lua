@@ -5,8 +5,10 @@
 
 -- The fields of a claimed job, in the order in which claim.c reads them; the last three are for us alone.
 local function spRead(jobKey)
-    return rcall("HMGET", jobKey, "name", "data", "opts", "timestamp", "atm", "ats", "sp:t", "sp:run", "sp:seq",
+    local f = rcall("HMGET", jobKey, "name", "data", "opts", "timestamp", "atm", "ats", "sp:t", "sp:run", "sp:seq",
         "defa", "stacktrace", "rjk", "sp:b", "priority", "sp:c")
+    if f[13] == "" then f[13] = false end -- it came through
+    return f
 end
 
 -- A job's elements after its id are left out at the end of it where there is nothing to tell.
@@ -15,9 +17,9 @@ local function spTell(job, i, value)
     job[i] = value
 end
 
--- The job is in active already. f: what spRead gave, with the thread in it; before: the record of its thread as the
+-- f: what spRead gave, with the thread in it; found: that is not in the hash yet; before: the record of its thread as the
 -- claim found it; limit, duration: of the rate limiter.
-local function spPrepare(jobId, f, token, opts, before, cancelled, limit, duration)
+local function spPrepare(jobId, f, found, token, opts, before, cancelled, limit, duration)
     local jobKey = spc.prefix .. jobId
     if limit and not f[10] then
         if rcall("INCR", spc.limiter) == 1 then
@@ -28,17 +30,12 @@ local function spPrepare(jobId, f, token, opts, before, cancelled, limit, durati
     rcall("XADD", spc.events, "*", "event", "active", "jobId", jobId, "prev", "waiting")
     local started = string.format("%d", (tonumber(f[6]) or 0) + 1)
     f[6] = started
-    local name, thread = opts["name"], f[7]
-    if name and thread then
-        rcall("HSET", jobKey, "processedOn", spc.now, "pb", name, "ats", started, "sp:t", thread)
-    elseif name then
-        rcall("HSET", jobKey, "processedOn", spc.now, "pb", name, "ats", started)
-    elseif thread then
-        rcall("HSET", jobKey, "processedOn", spc.now, "ats", started, "sp:t", thread)
-    else
-        rcall("HSET", jobKey, "processedOn", spc.now, "ats", started)
-    end
-    if f[13] then rcall("HDEL", jobKey, "sp:b") end
+    local fields = {"processedOn", spc.now, "ats", started}
+    local function set(field, value) fields[#fields + 1], fields[#fields + 2] = field, value end
+    if opts["name"] then set("pb", opts["name"]) end
+    if f[7] and found then set("sp:t", f[7]) end
+    if f[13] then set("sp:b", "") end
+    rcall("HSET", jobKey, unpack(fields))
     local last = 15
     while last > 12 or not f[last] do
         f[last] = nil

@@ -31,7 +31,7 @@ local function spFinish(fin)
         spAppend(replyKey, fin["seq"], fin["ms"], fin["ttl"])
     end
     if exists then
-        rcall("HDEL", jobKey, "sp:run")
+        rcall("HDEL", jobKey, "sp:run", "sp:b")
         if fin["end"] then
             rcall("HDEL", jobKey, "sp:seq", "sp:c")
         elseif count > 0 then
@@ -48,7 +48,8 @@ local function spCountChildren(jobs)
     if rcall("EXISTS", unpack(keys)) == 0 then return end
     for i = 1, #jobs do
         local pending = rcall("SCARD", keys[i])
-        if pending > 0 and rcall("EXISTS", spc.prefix .. jobs[i][2] .. ":failed") == 0 then spTell(jobs[i], 4, pending) end
+        local called = pending > 0 and rcall("EXISTS", spc.prefix .. jobs[i][2] .. ":failed") == 1
+        if pending > 0 and not called then spTell(jobs[i], 4, pending) end
     end
 end
 
@@ -64,21 +65,97 @@ local function spPromote(isPaused)
         isPaused)
 end
 
--- The next id, moved to active; nil when nothing waits.
-local function spPop()
-    local jobId = rcall("RPOPLPUSH", spc.wait, spc.active)
-    while jobId and string.sub(jobId, 1, 2) == "0:" do
-        -- A marker that BullMQ before 5.0 left in the list.
-        rcall("LREM", spc.active, "1", jobId)
-        jobId = rcall("RPOPLPUSH", spc.wait, spc.active)
+-- The next ids, at most `most`, the next one first; the second value: they are in wait yet, not in active.
+local function spNext(most)
+    local ids = {}
+    if most > 1 then
+        ids = rcall("LRANGE", spc.wait, string.format("%d", -most), "-1")
+        for i = 1, #ids / 2 do ids[i], ids[#ids + 1 - i] = ids[#ids + 1 - i], ids[i] end
+        if #ids > 0 then return ids, true end
     end
-    return jobId or moveJobFromPrioritizedToActive(spc.prioritized, spc.active, spc.pc)
+    return {rcall("RPOPLPUSH", spc.wait, spc.active)
+        or moveJobFromPrioritizedToActive(spc.prioritized, spc.active, spc.pc)}, false
+end
+
+-- What judging the jobs from the `at`th on asks of their threads, in two commands; for each thread it holds until the
+-- first job of it is judged.
+local function spLookAhead(reads, at)
+    local leases, parked, of = {}, {}, {}
+    for i = at, #reads do
+        local thread = reads[i][7]
+        if thread then
+            of[#of + 1] = thread
+            leases[#of] = spc.prefix .. "lease:" .. thread
+            parked[#of] = spc.prefix .. "parked:" .. thread
+        end
+    end
+    spc.noneParked = rcall("EXISTS", unpack(parked)) == 0
+    for i, holder in ipairs(rcall("MGET", unpack(leases))) do spc.holders[of[i]] = holder end
+end
+
+-- Moves the first `seen` of ids that spNext gave from wait: what runs to active, what was turned back to the end.
+local function spLeaveWait(seen, runs, back)
+    if #runs > 0 then rcall("LPUSH", spc.active, unpack(runs)) end
+    rcall("LTRIM", spc.wait, "0", string.format("%d", -seen - 1))
+    if #back > 0 then rcall("LPUSH", spc.wait, unpack(back)) end
+end
+
+-- Goes through ids that spNext gave, until `room` of them may run: `prepare` makes them run, and what it gives of them
+-- goes to `jobs`. Returns how many were put aside instead, and the error of a job that cannot be judged (a key of it is
+-- of another type): while there are no other jobs to bring it is in active, where it stalls, else it is next.
+local function spStart(ids, inWait, room, jobs, prepare)
+    local reads, found, runs, back, seen, wrong = {}, {}, {}, {}, 0, nil
+    spc.holders = {}
+    spc.lookAhead = #ids > 1 and function()
+        spc.lookAhead = nil
+        spLookAhead(reads, seen)
+    end
+    local function read(i)
+        local f = spRead(spc.prefix .. ids[i])
+        found[i] = not f[7]
+        f[7] = f[7] or spFindThread(f) or false
+        reads[i] = f
+    end
+    local function judge(i)
+        local jobId = ids[i]
+        if string.sub(jobId, 1, 2) == "0:" then return end -- a marker that BullMQ before 5.0 left in the list
+        if not reads[i] then read(i) end
+        local f = reads[i]
+        local mayRun, before, cancelled = spMayRun(jobId, f, found[i], inWait and #ids or 0, i < #ids or #back > 0)
+        if mayRun then
+            jobs[#jobs + 1] = prepare(jobId, f, found[i], before, cancelled)
+            runs[#runs + 1] = jobId
+        elseif before then
+            back[#back + 1] = jobId
+        end
+    end
+    for i = 1, #ids do
+        if not pcall(read, i) then break end -- it says why when its turn has come
+    end
+    while seen < #ids and #runs < room and not wrong do
+        seen = seen + 1
+        local fine, err = pcall(judge, seen)
+        wrong = not fine and err
+    end
+    if wrong and #jobs == 0 then
+        runs[1] = ids[seen]
+    elseif wrong then
+        seen = seen - 1
+    end
+    if inWait then
+        spLeaveWait(seen, runs, back)
+    elseif #runs == 0 and not wrong and #back == 0 then
+        rcall("LREM", spc.active, "1", ids[1])
+    elseif #runs == 0 then
+        rcall("LMOVE", spc.active, spc.wait, "LEFT", wrong and "RIGHT" or "LEFT")
+    end
+    return seen - #runs, wrong
 end
 
 -- Brings as many jobs as there are tokens to lock them with. Returns them, and when they are fewer: how long the
 -- queue is rate limited (ms; 0 it is not), and when to look again (ms; 0 when paused or so, nil nothing is there).
 local function spFetch(opts, tokens)
-    local jobs, tries = {}, 50 -- jobs that one call may put aside: each costs about ten commands
+    local jobs, aside, tries = {}, 0, 50 -- jobs that one call may put aside: each costs about six commands
     local meta = rcall("HMGET", spc.meta, "paused", "concurrency", "max", "duration")
     local free = meta[1] and 0 or meta[2] and tonumber(meta[2]) - rcall("LLEN", spc.active) or #tokens
     local first = rcall("ZRANGE", spc.delayed, "0", "0", "WITHSCORES")[2]
@@ -93,21 +170,22 @@ local function spFetch(opts, tokens)
             again = 0
             break
         end
-        local jobId = tries > 0 and spPop()
-        if not jobId then
+        -- Where many are put aside, more are looked at. Under a rate limit each start is counted before the next.
+        local room = math.min(#tokens - #jobs, free)
+        local ids, inWait = {}, false
+        if aside < tries then ids, inWait = spNext(limit and 1 or math.min(room + aside, tries - aside)) end
+        if #ids == 0 then
             -- Many jobs were put aside in this call: the worker is to call again at once.
-            again = tries == 0 and tonumber(spc.now) or getNextDelayedTimestamp(spc.delayed)
+            again = aside >= tries and tonumber(spc.now) or getNextDelayedTimestamp(spc.delayed)
             break
         end
-        local f = spRead(spc.prefix .. jobId)
-        local mayRun, before, cancelled = spMayRun(jobId, f)
-        if mayRun then
-            local token = tokens[#jobs + 1]
-            jobs[#jobs + 1] = spPrepare(jobId, f, token, opts, before, cancelled, limit, duration)
-            free = free - 1
-        else
-            tries = tries - 1
-        end
+        local begun = #jobs
+        local put, wrong = spStart(ids, inWait, room, jobs, function(jobId, f, found, before, cancelled)
+            return spPrepare(jobId, f, found, tokens[#jobs + 1], opts, before, cancelled, limit, duration)
+        end)
+        if wrong and #jobs == 0 then error(wrong, 0) end
+        if wrong then break end
+        aside, free = aside + put, free - (#jobs - begun)
     end
     if #jobs > 0 then
         spCountChildren(jobs)

@@ -15,28 +15,36 @@ local rcall = redis.call
 --- @include "revive"
 
 local prefix, first, locks = ARGV[1], {}, {}
+local starts, olds = {}, {} -- of the jobs that are marked: the job, its reply
 local at = 3
 while ARGV[at] do
     first[#first + 1] = at
     locks[#first] = prefix .. ARGV[at] .. ":lock"
+    if ARGV[at + 3] ~= "" then
+        starts[#starts + 1] = prefix .. ARGV[at]
+        olds[#starts] = prefix .. "reply:" .. ARGV[at]
+    end
     at = at + 6 + ARGV[at + 5]
 end
 local held = rcall("MGET", unpack(locks))
+-- All of them are there and have said nothing yet, as nearly always: then nobody asks each.
+local startsAreNew = #starts > 1 and rcall("EXISTS", unpack(olds)) == 0 and rcall("EXISTS", unpack(starts)) == #starts
 
 -- What is to be said of one job; its code, or the error of a call that should be made again.
 local function spSay(lock, i)
     local jobId, token, mark = ARGV[i], ARGV[i + 1], ARGV[i + 3]
     local seq, count = tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
     local jobKey, replyKey = prefix .. jobId, prefix .. "reply:" .. jobId
-    local f = rcall("HMGET", jobKey, "sp:seq", "timestamp")
-    if not f[2] and rcall("EXISTS", jobKey) == 0 then return -1 end
+    local isNew = startsAreNew and mark ~= ""
+    local f = isNew or rcall("HMGET", jobKey, "sp:seq", "timestamp")
+    if not isNew and not f[2] and rcall("EXISTS", jobKey) == 0 then return -1 end
     if not lock and not spRevive(jobKey, KEYS[1], jobId, token, 5000) then return -2 end
     if lock and lock ~= token then return -6 end
     if seq == 0 then
         for k = 1, count do rcall("PUBLISH", replyKey, ARGV[i + 5 + k]) end
     elseif count > 0 then
         -- No number kept: nothing was said since the job's last `done`, so an older stream is history.
-        if not f[1] then rcall("DEL", replyKey) end
+        if not isNew and not f[1] then rcall("DEL", replyKey) end
         local err = spAppend(replyKey, seq, {unpack(ARGV, i + 6, i + 5 + count)}, ARGV[i + 2])
         if err then return spPasses(err) and err or -7 end
         local last = string.format("%d", seq + count - 1)

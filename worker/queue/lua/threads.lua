@@ -14,8 +14,8 @@
 
   Job hash fields of ours: sp:t (the thread key, found once), sp:run (mark of a delivered run),
   sp:seq (last sequence number of the reply), sp:b (it was sent to the back of wait once: as the how manieth
-  of its thread), sp:c (it was cancelled, and is yet to fail), sp:h (cancels that were said until this time, in ms, are over
-  for it: it has failed by them, or was retried by hand since).
+  of its thread), sp:c (it was cancelled, and is yet to fail), sp:h (cancels that were said until this time, in ms, are
+  over for it: it has failed by them, or was retried by hand since).
 ]]
 -- Includes
 --- @include "addBaseMarkerIfNeeded"
@@ -25,10 +25,9 @@
 
 local spKeepMs = "604800000" -- 7 days
 
--- Numbers that Redis gets often are written as text: it takes long to write a Lua number.
-
--- What every function below needs to know; filled by spContext.
-local spc = {}
+-- What every function below needs to know; filled by spContext. (Numbers that Redis gets often are kept as text: it takes
+-- long to write a Lua number.)
+local spc = {holders = {}}
 
 local function spContext(prefix, now, sp)
     spc.prefix = prefix
@@ -161,9 +160,8 @@ local function spKeepPlace(thread, jobId)
     rcall("PEXPIRE", spc.prefix .. "index:parked", spKeepMs) -- an obliterated queue leaves nothing for ever
 end
 
--- Takes a job out of the way of others (it was just put into active): delayed for BullMQ's eyes.
+-- Takes a job out of the way of others: delayed for BullMQ's eyes.
 local function spPark(thread, jobId)
-    rcall("LREM", spc.active, "1", jobId)
     spKeepPlace(thread, jobId)
     local score, due = getDelayedScore(spc.delayed, spc.now, spc.horizon)
     rcall("ZADD", spc.delayed, score, jobId)
@@ -183,19 +181,19 @@ local function spForce(thread, jobId, timestamp)
 end
 
 -- Sends a job to the back of its line, once, and those of its thread that come up before it after it. (With a
--- priority it keeps its place among the parked instead, for there the line is not one of coming first.)
+-- priority it keeps its place among the parked instead, for there the line is not one of coming first.) True: the
+-- caller is to put it at the back of wait.
 local function spTurnBack(thread, jobId, f, before)
     if (tonumber(f[14]) or 0) == 0 then
         local turn = string.format("%d", math.max(tonumber(before[8]) or 0, tonumber(before[9]) or 0) + 1)
         rcall("HSET", spc.prefix .. jobId, "sp:t", thread, "sp:b", turn)
         rcall("HSET", spc.prefix .. "thread:" .. thread, "back", turn)
-        rcall("LMOVE", spc.active, spc.wait, "LEFT", "LEFT") -- it came to active last
-    else
-        rcall("LREM", spc.active, "1", jobId)
-        rcall("HSET", spc.prefix .. jobId, "sp:t", thread)
-        spKeepPlace(thread, jobId)
-        spToBack(jobId, f[14])
+        return true
     end
+    rcall("HSET", spc.prefix .. jobId, "sp:t", thread)
+    spKeepPlace(thread, jobId)
+    spToBack(jobId, f[14])
+    return false
 end
 
 -- The thread's record carries its last claim; its life is renewed once an hour.
@@ -222,13 +220,20 @@ local function spThreadCancelled(jobId, f, cancel, spare)
     return false
 end
 
--- Decides about a job that was just put into active (f: what spRead gave; its thread is put into it). True: it may
--- run (and holds its thread, if it has one); the second value is the thread's record as the claim found it, the third:
--- it was cancelled. False: it was put elsewhere.
-local function spMayRun(jobId, f)
-    local jobKey, known = spc.prefix .. jobId, f[7]
-    local thread = known or spFindThread(f)
-    if thread then f[7] = thread end
+-- Who holds the thread: what was seen for many, else (`ask`) asked; false nobody, nil when it was not asked.
+local function spHolder(thread, leaseKey, ask)
+    if ask and spc.lookAhead then spc.lookAhead() end
+    local holder = spc.holders[thread]
+    if holder == nil and ask then holder = rcall("GET", leaseKey) end
+    return holder
+end
+
+-- Decides about a job (f: what spRead gave, with the thread in it; `found`: the thread is not yet in the job's hash;
+-- `inWait`: how many of those that are judged are in wait yet; `others`: more jobs are known to wait). True: it may run
+-- (and holds its thread, if it has one); the second value is the thread's record as the claim found it, the third: it was
+-- cancelled. False: it was put elsewhere, or, when the second value is true, is to be put at the back of wait.
+local function spMayRun(jobId, f, found, inWait, others)
+    local jobKey, thread = spc.prefix .. jobId, f[7]
     -- Only to be failed: needs no lease. A mark wins, for then a run may still be going.
     local marked = f[8] and f[8] ~= ""
     if f[15] and not marked then return true, nil, true end -- whoever cancelled it died before it had failed
@@ -241,29 +246,30 @@ local function spMayRun(jobId, f)
     -- Only to be failed, too.
     if not marked and spThreadCancelled(jobId, f, before[6], before[7]) then return true, before, true end
     -- Who holds the lease was started with it: of the many that were not, nobody asks.
-    local holder = f[6] and rcall("GET", leaseKey)
+    local holder = spHolder(thread, leaseKey, f[6])
     -- (A prioritized job comes up when wait is empty: that one is parked then, and this one has a place behind it.)
     if holder ~= jobId and not f[13] and (tonumber(f[14]) or 0) == 0
         and (tonumber(before[8]) or 0) > (tonumber(before[9]) or 0) then
-        spTurnBack(thread, jobId, f, before)
-        return false
+        spc.holders[thread] = nil
+        return false, spTurnBack(thread, jobId, f, before)
     end
-    holder = holder or rcall("GET", leaseKey)
+    if holder == nil then holder = spHolder(thread, leaseKey, true) end
+    local unparked = spc.holders[thread] ~= nil and spc.noneParked
+    spc.holders[thread] = nil -- what follows may change it
     local head = holder == jobId and jobId
     if not head then
         local held = holder and spHolds(leaseKey, holder)
-        head = not held and spWakeHead(thread, jobId)
+        head = not held and not unparked and spWakeHead(thread, jobId)
         if held or head and head ~= jobId then
-            if not known then rcall("HSET", jobKey, "sp:t", thread) end
+            if found then rcall("HSET", jobKey, "sp:t", thread) end
             if held and f[1] == "release" then spForce(thread, jobId, f[4]) end
             spPark(thread, jobId)
             return false
         end
         -- Fairness: ready before its thread's last claim, so others have waited longer; once to the back.
         if not head and not f[13] and claimed and (tonumber(f[4]) or 0) < claimed
-            and (rcall("LLEN", spc.wait) > 0 or rcall("ZCARD", spc.prioritized) > 0) then
-            spTurnBack(thread, jobId, f, before)
-            return false
+            and (others or rcall("LLEN", spc.wait) > inWait or rcall("ZCARD", spc.prioritized) > 0) then
+            return false, spTurnBack(thread, jobId, f, before)
         end
     end
     rcall("SET", leaseKey, jobId, "PX", spKeepMs)

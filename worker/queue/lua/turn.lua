@@ -93,8 +93,9 @@ for n, i in ipairs(first) do
             gone[#gone + 1] = jobKey .. ":failed"
         else
             rcall("ZADD", spc.prefix .. "completed", spc.now, jobId)
-            rcall("HSET", jobKey, "atm", string.format("%d", (tonumber(f[5]) or 0) + 1), "returnvalue", ARGV[i + 3], "finishedOn", spc.now)
-            if f[6] or f[7] or f[8] then rcall("HDEL", jobKey, "sp:run", "sp:seq", "sp:c") end
+            rcall("HSET", jobKey, "atm", string.format("%d", (tonumber(f[5]) or 0) + 1), "returnvalue", ARGV[i + 3],
+                "finishedOn", spc.now)
+            if f[6] or f[7] or f[8] or thread ~= "" then rcall("HDEL", jobKey, "sp:run", "sp:seq", "sp:c", "sp:b") end
             trims[keep] = true
         end
         rcall("XADD", spc.events, "*", "event", "completed", "jobId", jobId, "returnvalue", ARGV[i + 3],
