@@ -22,8 +22,7 @@ void buf_fini(struct buf *b)
     buf_init(b, b->max);
 }
 
-/* Makes room for more bytes and the NUL; -1 when that would pass max. */
-static int buf_reserve(struct buf *b, size_t more)
+int buf_reserve(struct buf *b, size_t more)
 {
     if (more > b->max || b->len > b->max - more || more >= SIZE_MAX - b->len)
         return -1;
@@ -40,7 +39,7 @@ static int buf_reserve(struct buf *b, size_t more)
     return 0;
 }
 
-int buf_append(struct buf *b, const void *data, size_t len)
+int buf_append_grown(struct buf *b, const void *data, size_t len)
 {
     if (buf_reserve(b, len))
         return -1;
@@ -49,11 +48,6 @@ int buf_append(struct buf *b, const void *data, size_t len)
     b->len += len;
     b->data[b->len] = '\0';
     return 0;
-}
-
-int buf_append_str(struct buf *b, const char *text)
-{
-    return buf_append(b, text, strlen(text));
 }
 
 int buf_printf(struct buf *b, const char *fmt, ...)

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define MEM_COLD_BYTES 4096 /* more may come zeroed from the kernel */
+
 /* No stdio and no log here: both may allocate. */
 static _Noreturn void mem_exhausted(void)
 {
@@ -19,7 +21,16 @@ static _Noreturn void mem_exhausted(void)
 
 void *mem_alloc(size_t size)
 {
-    void *p = calloc(1, size ? size : 1);
+    void *p;
+    if (size > MEM_COLD_BYTES) {
+        p = calloc(1, size);
+    } else {
+        /* glibc's calloc passes its per-thread cache by. (By way of realloc, for gcc makes calloc
+         * of malloc and memset.) */
+        p = realloc(NULL, size ? size : 1);
+        if (p)
+            memset(p, 0, size);
+    }
     if (!p)
         mem_exhausted();
     return p;

@@ -79,10 +79,10 @@ void metric_set(struct metric *m, double value, const char *value1, const char *
 void metric_observe(struct metric *m, double value, const char *value1, const char *value2)
 {
     struct metric_series *s = series_of(m, value1, value2);
-    size_t bounds = bound_count(m), i = 0;
-    while (i < bounds && value > m->bounds[i])
+    size_t i = 0;
+    while (i < METRIC_BOUNDS_MAX && m->bounds[i] > 0 && value > m->bounds[i])
         i++;
-    if (i < bounds)
+    if (i < METRIC_BOUNDS_MAX && m->bounds[i] > 0)
         s->buckets[i]++;
     s->count++;
     s->value += value;

@@ -195,6 +195,7 @@ static int set_from_file(struct settings *s, enum setting id, const char *path,
     if (s->values[id].file != path) {
         free(s->values[id].file);
         s->values[id].file = mem_strdup(path);
+        s->has_files = true;
     }
     return 0;
 }
@@ -266,6 +267,7 @@ static struct settings *settings_copy(const struct settings *base)
     struct settings *s = mem_alloc(sizeof(*s));
 
     s->references = 1;
+    s->has_files = base->has_files;
     for (int id = 0; id < SETTING_COUNT; id++) {
         s->values[id] = base->values[id];
         s->values[id].text = mem_strdup(base->values[id].text);
@@ -353,16 +355,13 @@ struct settings *settings_overlay(struct settings *base, const char *const *fiel
                                   char *err, size_t err_size)
 {
     struct reason reason = {err, err_size};
-    bool files = false;
 
-    for (int id = 0; id < SETTING_COUNT; id++)
-        files = files || base->values[id].file;
-    if (!files && count == 0)
+    if (!base->has_files && count == 0)
         return settings_ref(base);
-    if (!files && is_kept(base, fields, count))
+    if (!base->has_files && is_kept(base, fields, count))
         return settings_ref(base->overlaid);
     struct settings *s = overlay(base, fields, count, &reason);
-    if (s && !files)
+    if (s && !base->has_files)
         keep_overlay(base, s, fields, count);
     return s;
 }

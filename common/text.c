@@ -183,18 +183,17 @@ size_t text_from_int(char out[24], long long value)
     return len;
 }
 
-/* Random bytes, asked of the kernel a page at a time; each is given out once. */
+/* Random bytes, asked of the kernel by the page; each is given out once. */
 static void random_bytes(unsigned char *out, size_t len)
 {
     static unsigned char pool[4096];
     static size_t left;
 
     if (left < len) {
-        /* Up to 256 bytes at a time come whole once the kernel's pool is ready. */
         for (size_t at = 0; at < sizeof(pool);) {
-            ssize_t got = getrandom(pool + at, 256, 0);
-            if (got > 0)
-                at += (size_t)got - (size_t)got % 256;
+            ssize_t got = getrandom(pool + at, sizeof(pool) - at, 0);
+            if (got > 0) /* a signal may cut it short */
+                at += (size_t)got;
             else if (errno != EINTR)
                 abort();
         }

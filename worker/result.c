@@ -25,6 +25,7 @@
 #define WARNINGS_MAX    50
 #define RESULTS_MAX     200
 #define SCALES          12
+#define RESULT_BYTES    600 /* of one without output */
 
 void result_init(struct result *r, const char *execution_id, const char *language)
 {
@@ -331,6 +332,8 @@ char *result_dump(const struct result *r, enum outcome outcome, size_t max, size
 {
     struct buf out;
     buf_init(&out, SIZE_MAX / 4); /* its parts are bounded */
+    if (buf_reserve(&out, RESULT_BYTES) != 0)
+        abort();
     for (int scale = 0;; scale++) {
         buf_clear(&out);
         put_all(&out, r, outcome, scale);

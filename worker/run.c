@@ -48,8 +48,10 @@ struct log_ctx run_log_ctx(const struct run *run)
 
 void run_enter(struct run *run, enum run_state state)
 {
-    struct log_ctx ctx = run_log_ctx(run);
-    log_write(LOG_LEVEL_DEBUG, &ctx, "%s -> %s", state_names[run->state], state_names[state]);
+    if (log_enabled(LOG_LEVEL_DEBUG)) {
+        struct log_ctx ctx = run_log_ctx(run);
+        log_write(LOG_LEVEL_DEBUG, &ctx, "%s -> %s", state_names[run->state], state_names[state]);
+    }
     run->state = state;
     bool shown = state == RUN_PREPARING || state == RUN_RUNNING || state == RUN_COLLECTING;
     if (shown && settings_bool(run->settings, SETTING_JOB_PROGRESS))

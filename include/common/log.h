@@ -37,7 +37,7 @@ void log_secrets_clear(void);
  * then one line says how many were left out. */
 void log_write(enum log_level level, const struct log_ctx *ctx, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-bool log_enabled(enum log_level level);
+bool log_enabled(enum log_level level); /* worth asking before a text is made with effort */
 /* Says what was left out since; at the end of the process. */
 void log_flush(void);
 /* So far: lines written of a level; lines left out. */

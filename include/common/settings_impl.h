@@ -16,6 +16,7 @@ struct setting_value {
 struct settings {
     int references;
     struct setting_value values[SETTING_COUNT];
+    bool has_files; /* a value has a file */
     /* The last overlay of it and the pairs it was made from: jobs hardly ever bring others. */
     struct settings *overlaid;
     char **fields;
