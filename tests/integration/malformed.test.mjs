@@ -196,6 +196,32 @@ test('a refused secretsKey touches no other key', async (t) => {
   assert.deepEqual(await r.redis.hgetall(`${r.P}meta`), before);
 });
 
+test('a job with a key of a wrong type holds up no other job', async (t) => {
+  for (const WORKER_CONCURRENCY of ['1', '8']) {
+    const r = await rig(t, { env: { WORKER_CONCURRENCY } });
+    await r.queue.pause();
+    const good = [];
+    for (let i = 0; i < 3; i++) good.push(await r.add([say('x')], { threadId: `t${i}` }));
+    const noHash = await r.add([say('x')], { threadId: 'bad' });
+    await r.redis.set(r.P + noHash.id, 'no hash');
+    for (let i = 0; i < 3; i++) good.push(await r.add([say('x')], { threadId: `t${i}` }));
+    const noRecord = await r.add([say('x')], { threadId: 'record' });
+    await r.redis.set(`${r.P}thread::record`, 'no hash');
+    for (let i = 0; i < 3; i++) good.push(await r.add([say('x')]));
+    await r.queue.resume();
+    await waitFor(async () => (await Promise.all(good.map((job) => r.state(job)))).every((state) => state === 'completed'),
+      { timeout: 20_000 * slow, what: 'the jobs beside them completed' });
+    for (const job of good) assert.equal(await r.redis.hget(r.P + job.id, 'ats'), '1', `${job.id} was claimed once`);
+    assert.equal(await r.redis.get(r.P + noHash.id), 'no hash');
+    assert.ok(!r.worker.lines.some((line) => /could not be/.test(line)), 'an end that came with it is not lost');
+    await waitFor(() => r.worker.lines.some((line) => /WRONGTYPE/.test(line)), { timeout: 5000 * slow, what: 'the worker says why' });
+    await r.redis.del(`${r.P}thread::record`, r.P + noHash.id);
+    await r.redis.lrem(`${r.P}active`, 0, noHash.id);
+    assert.equal((await r.run([say('next')])).stdout, 'next');
+    await settled(r, noRecord);
+  }
+});
+
 test('data just below every limit keeps the worker small', async (t) => {
   const r = await rig(t, { events: true });
   const jobs = await Promise.all(Array.from({ length: 20 }, (_, i) =>

@@ -9,5 +9,6 @@ local rcall = redis.call
 -- Includes
 --- @include "fetchNextJob"
 
+spc.alone = true -- nothing is lost when an error ends this call
 return fetchNextJob(nil, nil, nil, nil, nil, nil, nil, nil, nil, ARGV[1], ARGV[2], cmsgpack.unpack(ARGV[3]))
     or {0, 0, 0, 0}

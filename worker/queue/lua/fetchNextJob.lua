@@ -102,7 +102,7 @@ end
 
 -- Goes through ids that spNext gave, until `room` of them may run: `prepare` makes them run, and what it gives of them
 -- goes to `jobs`. Returns how many were put aside instead, and the error of a job that cannot be judged (a key of it is
--- of another type): while there are no other jobs to bring it is in active, where it stalls, else it is next.
+-- of another type): in a call that only claims it is in active then, where it stalls; else it is the next to be claimed.
 local function spStart(ids, inWait, room, jobs, prepare)
     local reads, found, runs, back, seen, wrong = {}, {}, {}, {}, 0, nil
     spc.holders = {}
@@ -137,7 +137,7 @@ local function spStart(ids, inWait, room, jobs, prepare)
         local fine, err = pcall(judge, seen)
         wrong = not fine and err
     end
-    if wrong and #jobs == 0 then
+    if wrong and spc.alone then
         runs[1] = ids[seen]
     elseif wrong then
         seen = seen - 1
@@ -183,8 +183,11 @@ local function spFetch(opts, tokens)
         local put, wrong = spStart(ids, inWait, room, jobs, function(jobId, f, found, before, cancelled)
             return spPrepare(jobId, f, found, tokens[#jobs + 1], opts, before, cancelled, limit, duration)
         end)
-        if wrong and #jobs == 0 then error(wrong, 0) end
-        if wrong then break end
+        if wrong and spc.alone then error(wrong, 0) end
+        if wrong then
+            again = tonumber(spc.now)
+            break
+        end
         aside, free = aside + put, free - (#jobs - begun)
     end
     if #jobs > 0 then
