@@ -43,6 +43,9 @@ async function threads(rows, redis, concurrency) {
   const stock = concurrency === 10 ? await launch('peer', redis, { concurrency }) : null;
   if (stock) {
     competitors.only = () => drain(ours, n, inThreads(THREADS, bare));
+    // No job waits for another of its thread, so none is sent to the back of the line once.
+    competitors.onlyOwn = () => drain(ours, n, (i) => ({ ...bare, threadId: `own${i}` }));
+    competitors.own = () => drain(ours, n, (i) => ({ threadId: `own${i}` }));
     competitors.stock = () => drain(stock, n);
   }
   const runs = await inTurns(rounds, competitors);
@@ -50,7 +53,9 @@ async function threads(rows, redis, concurrency) {
   if (stock) {
     const bareStock = mid(runs.stock, 'script');
     rows.add('Redis time of a job, with threads, beside a bare one of stock', 'µs', mid(runs.only, 'script'), bareStock, 'ratio <= 1.25');
+    rows.add('the same, each job of a thread of its own', 'µs', mid(runs.onlyOwn, 'script'), bareStock);
     rows.add('Redis time of a job, with threads, mark and replies, beside a bare one', 'µs', mid(runs.ours, 'script'), bareStock, 'ratio <= 1.7');
+    rows.add('the same with mark and replies, each job of a thread of its own', 'µs', mid(runs.own, 'script'), bareStock);
     await stock.stop();
   }
   if (concurrency === 100) {
