@@ -19,7 +19,8 @@
  * probe sent while the kernel still unwinds may be: giving a probe up closes its connection, which
  * interrupts once more. So state is lost only where the code really resists. */
 static const double probe_s[] = {2.0, 3.0, 5.0};
-#define PROBES (int)(sizeof probe_s / sizeof probe_s[0])
+#define PROBES  (int)(sizeof probe_s / sizeof probe_s[0])
+#define PAUSE_S 0.5 /* before the next probe: else that interrupt may strike it */
 
 struct e2b_settle {
     struct e2b_box *box;
@@ -30,7 +31,7 @@ struct e2b_settle {
     struct http_request *request;
     ev_timer timer;
     int tries, probes;
-    bool restarting;
+    bool pausing, restarting;
     bool aborted, died; /* what the probe met */
 };
 
@@ -182,9 +183,14 @@ static void on_timer(struct ev_loop *loop, ev_timer *w, int revents)
     (void)loop, (void)revents;
     if (s->restarting) {
         finish(s, SETTLED_FAILED);
+    } else if (s->pausing) {
+        s->pausing = false;
+        begin_probe(s);
     } else if (s->probes < PROBES) {
         e2b_exec_cancel(s->probe);
-        begin_probe(s);
+        s->probe = NULL;
+        s->pausing = true;
+        arm(s, PAUSE_S);
     } else {
         begin_restart(s);
     }
